@@ -6,11 +6,12 @@ Docs: https://ptwrap.github.io/ptwrap/batch.html.md"""
 
 # %% auto #0
 __all__ = ['TARGETS', 'PREDS', 'INTEGERS', 'Splitter', 'as_fields', 'read_output', 'ignored_index', 'count', 'first_dim',
-           'describe', 'call_loss', 'check_loss', 'explain_loss', 'loss_hint']
+           'detach', 'describe', 'call_loss', 'check_loss', 'explain_loss', 'loss_hint', 'class_hint']
 
-# %% ../nbs/42_batch.ipynb #ebedb789
+# %% ../nbs/42_batch.ipynb #72c71b8f
 import dataclasses
 import inspect
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -28,10 +29,12 @@ class Splitter:
 
     def __init__(self, model: nn.Module):
         params = list(inspect.signature(model.forward).parameters.values())
-        self.takes_any = any(p.kind is p.VAR_KEYWORD for p in params)
+        kinds = [p.kind for p in params]
+        self.takes_any = inspect.Parameter.VAR_KEYWORD in kinds
         self.names = {p.name for p in params if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         needed = [p for p in params if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         self.only = needed[0] if len(needed) == 1 else None
+        self.n_inputs = math.inf if inspect.Parameter.VAR_POSITIONAL in kinds else len(self.names)
 
     def __call__(self, batch) -> tuple[Sequence, dict, object]:  # positional arguments, keyword arguments, target
         "What the model is called with, and the target (None where the batch has none)."
@@ -49,12 +52,16 @@ class Splitter:
         if key is None and not isinstance(batch, Mapping):
             key = list(fields)[-1]
         target = fields.get(key)
-        if self.only is not None and (self.only.name == "batch" or self.only.annotation is kind):
+        if self.only is not None and (self.only.name == "batch" or self.only.annotation in (kind, kind.__name__)):
             return (batch,), {}, target
-        taken = {k: v for k, v in fields.items() if k in self.names or (self.takes_any and k != key)}
+        taken = fields if self.takes_any else {k: v for k, v in fields.items() if k in self.names}
         if taken.keys() - {key}:
             return (), taken, target
-        return tuple(v for k, v in fields.items() if k != key and isinstance(v, Tensor)), {}, target
+        inputs = {k: v for k, v in fields.items() if k != key and isinstance(v, Tensor)}
+        if len(inputs) > self.n_inputs:
+            raise TypeError(f"the batch has the inputs {', '.join(inputs)}, and the model's forward takes {self.n_inputs}: "
+                            "rename a field to the name of the parameter, or override Learner.compute")
+        return tuple(inputs.values()), {}, target
 
 
 def as_fields(batch) -> dict | None:
@@ -90,20 +97,20 @@ def read_output(
         return out[0], None
     return out, None
 
-# %% ../nbs/42_batch.ipynb #e9e777ce
+# %% ../nbs/42_batch.ipynb #c2625ac4
 def ignored_index(
-    loss_fn,  # module with an `ignore_index`, or a function with such a parameter
+    loss_fn,  # module with an `ignore_index`, also inside, or a function with such a parameter; None: the model's own loss
 ) -> int | None:
-    "The target value that a loss function leaves out, or None."
-    if loss_fn is None:  # the model's own loss: the convention of language models
-        return -100
-    if hasattr(loss_fn, "ignore_index"):
-        return loss_fn.ignore_index
+    "The integer target that a loss leaves out: what it says, else -100; None for torch's losses that leave out nothing."
+    parts = loss_fn.modules() if isinstance(loss_fn, nn.Module) else [loss_fn]
+    for part in parts:
+        if isinstance(getattr(part, "ignore_index", None), int):
+            return part.ignore_index
     try:
         default = inspect.signature(loss_fn).parameters["ignore_index"].default
-    except (TypeError, ValueError, KeyError):
-        return None
-    return default if isinstance(default, int) else None
+    except (TypeError, ValueError, KeyError):  # it does not say: torch's own convention
+        return None if isinstance(loss_fn, nn.Module) and type(loss_fn).__module__.startswith("torch.") else -100
+    return default if isinstance(default, int) else -100
 
 
 def count(
@@ -120,11 +127,11 @@ def count(
     samples = target.shape[0]
     if ignore is None or target.dtype not in INTEGERS:
         return samples, samples
-    if target.device.type != "cpu":
-        return (target != ignore).sum(), samples
-    if ignore < 0 and samples and target.min().item() >= 0:  # nothing is ignored
-        return samples if target.ndim == 1 else target.numel(), samples
-    return int((target != ignore).sum()), samples
+    on_cpu = target.device.type == "cpu"
+    if ignore < 0 and (target.dtype is torch.uint8 or on_cpu and samples and target.min().item() >= 0):
+        return samples if target.ndim == 1 else target.numel(), samples  # nothing is ignored
+    n = (target != ignore).sum()
+    return int(n) if on_cpu else n, samples
 
 
 INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
@@ -136,8 +143,20 @@ def first_dim(batch) -> int:
         return batch.shape[0] if batch.ndim else 0
     fields = as_fields(batch)
     values = list(fields.values()) if fields is not None else batch if isinstance(batch, (list, tuple)) else []
-    sizes = [n for v in values if isinstance(v, Tensor) or not isinstance(v, str) if (n := first_dim(v))]
+    tensors = [v.shape[0] for v in values if isinstance(v, Tensor) and v.ndim]
+    sizes = tensors or [n for v in values if not isinstance(v, (str, Tensor)) and (n := first_dim(v))]
     return sizes[0] if sizes else (len(values) if values and fields is None else 0)
+
+
+def detach(pred):
+    "A prediction without its graph, in the same structure."
+    if isinstance(pred, Tensor):
+        return pred.detach()
+    if isinstance(pred, Mapping):
+        return {k: detach(v) for k, v in pred.items()}
+    if isinstance(pred, (list, tuple)):
+        return type(pred)(*map(detach, pred)) if hasattr(pred, "_fields") else type(pred)(map(detach, pred))
+    return pred
 
 # %% ../nbs/42_batch.ipynb #4412ca82
 def describe(v) -> str:
@@ -189,22 +208,37 @@ def loss_hint(loss_fn, pred, target, name: str) -> str:
     "What to change, from the shapes and dtypes at hand."
     if not isinstance(pred, Tensor) or not isinstance(target, Tensor):
         return "Prediction or target is no tensor: override Learner.compute, or pass a loss_fn of your own."
-    classes = "cross" in name.lower() or "nll" in name.lower()
+    if "Binary" not in name and ("cross" in name.lower() or "nll" in name.lower()):
+        return class_hint(loss_fn, pred, target)
+    binary = ", or loss_fn='binary'" if "BCE" in name or "binary" in name else ""
+    convert = "" if target.is_floating_point() or not pred.is_floating_point() else ".float()"
+    if pred.shape != target.shape and pred.numel() == target.numel():
+        shape = tuple(pred.shape)
+        return f"Same number of elements, other shape: use target.reshape({shape}){convert}{binary}."
+    if convert:
+        return f"The target must be floating point: use target.float(){binary}."
+    return "Prediction and target must fit this loss function: print both shapes, and look at its documentation."
+
+
+def class_hint(loss_fn, pred: Tensor, target: Tensor) -> str:
+    "The same for losses whose targets are class numbers."
+    n = pred.shape[1] if pred.ndim > 1 else pred.numel()
     weight = getattr(loss_fn, "weight", None)
     if isinstance(weight, Tensor) and weight.dtype != pred.dtype:
         return f"The class weights are {weight.dtype} and the prediction {pred.dtype}: use weight.float()."
-    if classes and target.is_floating_point() and target.ndim < pred.ndim:
+    if isinstance(weight, Tensor) and len(weight) != n:
+        return f"There are {len(weight)} class weights and the model has {n} classes: give one weight a class."
+    long = "" if target.dtype in (torch.int64, torch.uint8) else ".long()"
+    if target.ndim == pred.ndim and target.ndim > 1 and target.shape[1] == 1:
+        return f"Class numbers must have shape (N,): use target.squeeze(1){long}."
+    if pred.shape[:-1] == target.shape and pred.ndim > 2 and pred.shape[:1] + pred.shape[2:] != target.shape:
+        return f"The classes must be dimension 1: use pred.transpose(1, {pred.ndim - 1})."
+    if long:
         return "Class numbers must be integers: use target.long()."
-    if classes and not target.is_floating_point() and pred.ndim > 1 and target.numel() and "Binary" not in name:
-        top = int(target.max())
-        if top >= pred.shape[1]:
-            return f"Targets go up to {top}, but the model has {pred.shape[1]} outputs: it needs {top + 1}."
-        if target.ndim == 2 and target.shape[1] == 1:
-            return "Class numbers must have shape (N,): use target.squeeze(1)."
-    if pred.shape != target.shape and pred.numel() == target.numel():
-        shape = tuple(pred.shape)
-        return f"Same number of elements, other shape: use target.reshape({shape}), or pred.squeeze(1) in the model."
-    if pred.is_floating_point() and not target.is_floating_point():
-        binary = ", or loss_fn='binary'" if "BCE" in name else ""
-        return f"The target must be floating point: use target.float(){binary}."
-    return "Prediction and target must fit this loss function: print both shapes, and look at its documentation."
+    kept = target[target != ignored_index(loss_fn)]
+    low, top = (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
+    if top >= n:
+        return f"Targets go up to {top}, but the model has {n} outputs: it needs {top + 1}."
+    if low < 0:
+        return f"Targets go down to {low}; classes count from 0, and only {ignored_index(loss_fn)} is left out."
+    return "Prediction (N, C, ...) and class numbers (N, ...) must have the same N and the same other dimensions."

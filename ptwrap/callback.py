@@ -103,7 +103,7 @@ class Events:
             if not isinstance(cb, Callback):
                 hint = f"{cb.__name__}()" if isinstance(cb, type) else "a subclass of Callback"
                 raise TypeError(f"{cb!r} is no callback instance; give {hint}")
-        self.callbacks = list(callbacks)
+        self.callbacks = list({id(cb): cb for cb in callbacks}.values())  # given twice, it hears once
         overrides = lambda cb, name: getattr(type(cb), name) is not getattr(Callback, name)
         self.lists = {name: [getattr(cb, name) for cb in self.callbacks if overrides(cb, name)] for name in EVENTS}
 

@@ -81,6 +81,8 @@ class DataModule:
             raise ValueError(f"x has {len(self.x)} samples and y has {len(self.y)}; both need one row a sample")
         if self.x.dtype == torch.float64:
             self.x = self.x.float()
+        if not self.y.is_floating_point() and self.y.ndim == 2 and self.y.shape[1] == 1:
+            self.y = self.y.squeeze(1)  # a column of class numbers
         self.is_classes = not self.y.is_floating_point() and self.y.ndim == 1
         self.y = self.y.long() if self.is_classes else self.y.float() if self.y.is_floating_point() else self.y
         self.num_classes = int(self.y.max()) + 1 if self.is_classes and len(self.y) else None
@@ -94,7 +96,7 @@ class DataModule:
         "Splits and builds the loaders. A seed given to the constructor wins over this one."
         seed = self.seed if self.seed is not None else seed
         train, valid = self.split or self._split(0 if seed is None else seed)
-        order = None if seed is None else torch.Generator().manual_seed(seed)
+        self._order_seed, order = seed, None if seed is None else torch.Generator().manual_seed(seed)
         part = lambda i: (self.x[torch.as_tensor(i)], self.y[torch.as_tensor(i)])
         kw = dict(num_workers=self.num_workers, persistent_workers=self.num_workers > 0)
         self._train_dl = InMemoryLoader(*part(train), batch_size=self.batch_size, shuffle=True,
@@ -102,6 +104,11 @@ class DataModule:
         # a generator of its own: validation draws nothing from the global one
         self._valid_dl = InMemoryLoader(*part(valid), batch_size=2 * self.batch_size, generator=torch.Generator(), **kw)
         return self
+
+    def restart(self) -> None:
+        "Starts a seeded order anew, whatever was drawn from it; the Learner does so before a first, seeded fit."
+        if self.train_dl.generator is not None:
+            self.train_dl.generator.manual_seed(self._order_seed)
 
     def _split(self, seed):
         if self.is_classes:

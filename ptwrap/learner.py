@@ -13,11 +13,11 @@ import time
 
 import torch
 
-from .batch import call_loss, check_loss, count, read_output
-from .core import EmptyLoader, interruption
+from .batch import call_loss, check_loss, count, detach, read_output
+from .core import EmptyLoader
 from .metrics import Scores
 from .parts import Parts
-from .plan import check_not_empty, valid_sets
+from .plan import valid_sets
 from .runtime import kept_modes
 from .state import StepOutput
 
@@ -42,7 +42,6 @@ class Learner(Parts):
             cbs=()) -> "Learner":
         """Trains on until the first of `epochs`, optimizer `steps` or `minutes` is reached; a second call continues.
         `batches_per_epoch` cuts epochs short and gives a stream its length; `valid_every` counts epochs, 0 is never."""
-        how, interrupted = "done", False
         with kept_modes(self.model):
             self.begin(cbs, epochs=epochs, steps=steps, minutes=minutes, batches_per_epoch=batches_per_epoch,
                        valid_every=valid_every, valid_every_steps=valid_every_steps)
@@ -50,43 +49,38 @@ class Learner(Parts):
                 self.fire("on_fit_start")
                 while not self.stop_reason and not self.plan.over(self.state):
                     self.train_epoch()
-                how = f"stopped: {self.stop_reason}" if self.stop_reason else "done"
             except KeyboardInterrupt as exc:
-                how, interrupted = "interrupted", True
-                self.events.fire_all("on_exception", self, exc)
-            except Exception as exc:
-                how = f"{type(exc).__name__}: {exc}"
-                self.events.fire_all("on_exception", self, exc)
+                problem = self.end(exc)
+            except BaseException as exc:
+                self.end(exc)
                 raise
-            finally:
-                self.end(how)
-        if interrupted:  # raised out here it keeps no frame, and so no data worker, alive
-            raise interruption(f"interrupted in epoch {self.state.epoch + 1} after step {self.state.step:,}; "
-                               "the weights are those of that step")
+            else:
+                problem = self.end(None)
+        if problem is not None:  # an interrupt: raised out here it keeps no frame, and so no data worker, alive
+            raise problem
         return self
 
     def train_epoch(self) -> None:
         "One pass over `train_dl`, validation, and a row in the history."
         state, plan, history, started = self.state, self.plan, self.history, time.perf_counter()
         self.model.train()
-        state.batch = 0
+        self.validated, self.fresh = {}, True
         self.fire("on_epoch_start")
-        for batch, place, self.window in plan.windows(self.train_dl):
-            boundary = place == self.window  # this batch ends its accumulation window
-            if self.window > 1 and place == 1:
-                self.undo.mark("window")
+        for batch, place, window in plan.windows(self.train_dl):
+            self.window, lr = window, self.lr
+            boundary = place == window  # this batch ends its accumulation window
             self.fire("on_batch_start", batch)
             out = self.train_step(batch, boundary)
             state.batch += 1
             state.samples += out.samples
-            history.add(state, out, self.opt.param_groups[0]["lr"])
+            history.add(state, out, lr)
             self.fire("on_batch_end", out)
             if history.due():
                 self.log()
                 plan.watch_clock(state)
             if boundary:
                 if plan.valid_every_steps and out.stepped and state.step % plan.valid_every_steps == 0:
-                    self.validate()
+                    self.validated = {state.step: self.validate()}
                 if self.stop_reason or state.step >= plan.last_step:
                     break
         if not state.batch:
@@ -99,11 +93,13 @@ class Learner(Parts):
         "Validates where the plan says so, counts the epoch and adds its row."
         state, history = self.state, self.history
         row: dict = dict(epoch=state.epoch + 1, step=state.step, train_loss=history.take_mean())
-        if self.plan.validates(row["epoch"]) and valid_sets(self.valid_dl):
-            row |= {k: v for k, v in self.validate().items() if isinstance(v, float)}
-        state.epoch += 1
+        validates = bool(valid_sets(self.valid_dl)) and self.plan.valid_every > 0
+        if validates and row["epoch"] % self.plan.valid_every == 0:
+            values = self.validated.get(state.step) or self.validate()
+            row |= {k: v for k, v in values.items() if isinstance(v, float)}
+        state.epoch, state.batch = state.epoch + 1, 0
         row |= dict(lr=history.steps["lr"][-1], time_s=time_s)
-        state.note(row)
+        state.note(row, "valid_loss" if validates else "train_loss")
         history.epochs.append(row)
         self.fire("on_epoch_end", row)
 
@@ -112,14 +108,16 @@ class Learner(Parts):
         runtime = self.runtime
         if runtime.moves:
             batch = runtime.move(batch)
-        self.undo.mark("batch")
+        if self.fresh:
+            self.undo.mark()
+        self.fresh = boundary
         with runtime.autocast:
             out = self.compute(batch)
         # free on a CPU; elsewhere the gradient norm tells. n is 0 where all targets are ignored: NaN, but no gradient
         if not runtime.moves and not math.isfinite(out.loss.item()) and out.n:
-            self.raise_non_finite(f"the loss is {out.loss.item()}", "batch")
+            self.raise_non_finite(f"the loss is {out.loss.item()}")
         self.backward(out.loss / self.window if self.window > 1 else out.loss)
-        out.loss = out.loss.detach()
+        out.loss, out.pred = out.loss.detach(), detach(out.pred)
         self.fire("on_backward_end", out)
         if boundary:
             self.optimizer_step(out)
@@ -145,9 +143,10 @@ class Learner(Parts):
     def optimizer_step(self, out: StepOutput) -> None:
         "Clips, checks, steps optimizer and schedule, clears the gradients."
         runtime, state = self.runtime, self.state
-        out.grad_norm = runtime.clip(self.opt)
+        out.grad_norm = runtime.grad_norm(self.opt)
         if runtime.scaler is None and not math.isfinite(out.grad_norm.item()):  # sync: waits for the device
             self.check_gradients()
+        runtime.clip(self.opt, out.grad_norm)
         self.fire("on_step_start", out)
         out.stepped = runtime.step(self.opt)
         if out.stepped:
@@ -166,15 +165,17 @@ class Learner(Parts):
             raise EmptyLoader("no validation data: give validate(dl), or Learner(model, (train_dl, valid_dl))")
         with kept_modes(self.model), torch.no_grad():
             self.model.eval()
+            self.first = True
             self.fire("on_validate_start")
             for name, loader in sets.items():
-                check_not_empty(loader, name)
                 prefix = "valid_" if name == "valid" else f"valid_{name}_"
                 scores = Scores(self.metrics)
                 for batch in loader:
                     out = self.validate_step(batch)
                     scores.add(out)
                     self.fire("on_validate_batch_end", out)
+                if not scores.losses:
+                    raise EmptyLoader(f"the validation set {name!r} gave no batch; a generator can be read only once")
                 values |= {prefix + k: v for k, v in scores.compute().items()}  # sync: once a set
         self.history.validations.append(dict(step=self.state.step) | values)
         self.fire("on_validate_end", values)

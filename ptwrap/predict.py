@@ -31,7 +31,6 @@ def predict(
     `predict(x).argmax(1)` are classes, `.softmax(1)` probabilities. Targets that x carries are left out.
     Modes, random state and history stay as they were.
     """
-    learn.prepare()
     with kept_modes(learn.model), preserved_rng(), torch.no_grad(), learn.runtime.autocast:
         learn.model.eval()
         outs = [to_device(_forward(learn, batch), torch.device("cpu")) for batch in as_batches(learn, x, batch_size)]

@@ -23,7 +23,7 @@ def one_cycle(
 ) -> OneCycleLR:
     "Up from lr/25 to lr in the first 30 %, then down to almost 0. Momentum is cycled where the optimizer has one."
     cycles = all("betas" in g or g.get("momentum") for g in opt.param_groups)
-    return OneCycleLR(opt, [g["lr"] for g in opt.param_groups], total_steps=total_steps,
+    return OneCycleLR(opt, [float(g["lr"]) for g in opt.param_groups], total_steps=total_steps,
                       **(dict(cycle_momentum=cycles) | kwargs))
 
 

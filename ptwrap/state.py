@@ -33,10 +33,11 @@ class TrainState:
     best_epoch: int | None = None  # epoch that reached it
     best_of: str = "valid_loss"  # the value compared: train_loss where there is no validation
 
-    def note(self, row: dict) -> bool:
+    def note(self, row: dict, best_of: str = "valid_loss") -> bool:
         "Takes the best value from an epoch's row; True when this epoch is the best so far. NaN is never best."
-        self.best_of = "valid_loss" if "valid_loss" in row else "train_loss"
-        value = row.get(self.best_of, math.nan)
+        if best_of != self.best_of:
+            self.best, self.best_epoch, self.best_of = None, None, best_of
+        value = row.get(best_of, math.nan)
         if not math.isfinite(value) or (self.best is not None and value >= self.best):
             return False
         self.best, self.best_epoch = value, row["epoch"]

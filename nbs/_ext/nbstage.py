@@ -93,10 +93,10 @@ def entries(source: str, module: str) -> list[str]:
 
 
 def summary(name: str, node: ast.AST) -> str:
-    "First line of a docstring, or the value of a name, for a table."
+    "First line of a docstring, or the value of a name if it is short, for a table."
     if isinstance(node, ast.Assign | ast.AnnAssign):
-        words = value_of(name, node)
-        return f"`{words[:80]}{' ...' * (len(words) > 80)}`".replace("|", r"\|")
+        words = value_of(name, node).replace("|", r"\|")
+        return f"`{words}`" if len(words) < 90 else ""
     return prose(ast.get_docstring(node) or "").partition("\n")[0].replace("|", r"\|")
 
 

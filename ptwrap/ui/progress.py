@@ -27,7 +27,7 @@ class TextView(View):
         self.file, self.bar = file or sys.stdout, bar
         if bar is None:
             self.bar = hasattr(self.file, "isatty") and self.file.isatty()
-        self.tqdm, self.columns, self.beat = None, [], 0.0
+        self.tqdm, self.columns = None, []
 
     def write(self, text: str) -> None:
         "One line, above the bar."
@@ -36,12 +36,13 @@ class TextView(View):
         print(text, file=self.file, flush=True)
 
     def on_fit_start(self, learn):
-        self.started = self.beat = time.perf_counter()
+        self.started = time.perf_counter()
         self.first_step, self.first_skip = learn.state.step, learn.state.skipped
         for note in learn.plan.notes:
             self.write(f"note: {note}")
 
     def on_epoch_start(self, learn):
+        self.beat, self.beats = time.perf_counter(), 0
         plan, state = learn.plan, learn.state
         last = "" if plan.last_epoch == float("inf") else f"/{plan.last_epoch:.0f}"
         self.label = f"epoch {state.epoch + 1}{last}"
@@ -58,15 +59,10 @@ class TextView(View):
             self.tqdm.n = learn.state.batch
             self.tqdm.set_postfix_str(f"loss {number(sum(loss) / len(loss))}", refresh=False)
             self.tqdm.refresh()
-        elif not self.bar and len(loss) and time.perf_counter() - self.beat > self.beat_s(learn):
-            self.beat = time.perf_counter()
+        elif not self.bar and len(loss) and time.perf_counter() - self.beat > 60 * 2**self.beats and self.beats < 7:
+            self.beat, self.beats = time.perf_counter(), self.beats + 1
             total = f"/{learn.plan.n_batches:,}" if learn.plan.n_batches else ""
             self.write(f"{self.label}, batch {learn.state.batch:,}{total}: loss {number(loss[-1])}")
-
-    def beat_s(self, learn) -> float:
-        "Seconds between two signs of life inside an epoch: a minute, longer in later epochs of the same fit."
-        rows = learn.history.epochs
-        return max(60.0, rows[-1]["time_s"] / 4 if rows else 0.0)
 
     def on_validate_start(self, learn):
         if self.tqdm is not None:
@@ -79,7 +75,6 @@ class TextView(View):
             self.write("  ".join(f"{k.removesuffix('_s'):>{self.width(k)}}" for k in row))
         show = lambda k, v: duration(v) if k == "time_s" else f"{v:.2e}" if k == "lr" else number(v)
         self.write("  ".join(f"{show(k, v):>{self.width(k)}}" for k, v in row.items()))
-        self.beat = time.perf_counter()
 
     @staticmethod
     def width(name: str) -> int:
