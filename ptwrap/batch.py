@@ -127,11 +127,12 @@ def count(
     samples = target.shape[0]
     if ignore is None or target.dtype not in INTEGERS:
         return samples, samples
-    on_cpu = target.device.type == "cpu"
-    if ignore < 0 and (target.dtype is torch.uint8 or on_cpu and samples and target.min().item() >= 0):
-        return samples if target.ndim == 1 else target.numel(), samples  # nothing is ignored
-    n = (target != ignore).sum()
-    return int(n) if on_cpu else n, samples
+    if target.device.type != "cpu":
+        return (target.numel() if ignore < 0 and target.dtype is torch.uint8 else (target != ignore).sum()), samples
+    if target.ndim == 1 and samples <= 256:  # no tensor operation: a fifth of what one costs between two steps
+        ignored = target.tolist().count(ignore)
+        return samples - ignored, samples
+    return int((target != ignore).sum()), samples
 
 
 INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}

@@ -19,6 +19,8 @@ from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 class InMemoryLoader(DataLoader):
     "A `DataLoader` over tensors that indexes whole batches; order and random draws equal those of `DataLoader`."
 
+    exact_len = True  # gives as many batches as it says
+
     def __init__(
         self,
         *tensors: Tensor,  # each (N, ...); a batch is a list with a slice of each
@@ -96,7 +98,7 @@ class DataModule:
         "Splits and builds the loaders. A seed given to the constructor wins over this one."
         seed = self.seed if self.seed is not None else seed
         train, valid = self.split or self._split(0 if seed is None else seed)
-        self._order_seed, order = seed, None if seed is None else torch.Generator().manual_seed(seed)
+        order = None if seed is None else torch.Generator().manual_seed(seed)
         part = lambda i: (self.x[torch.as_tensor(i)], self.y[torch.as_tensor(i)])
         kw = dict(num_workers=self.num_workers, persistent_workers=self.num_workers > 0)
         self._train_dl = InMemoryLoader(*part(train), batch_size=self.batch_size, shuffle=True,
@@ -104,11 +106,6 @@ class DataModule:
         # a generator of its own: validation draws nothing from the global one
         self._valid_dl = InMemoryLoader(*part(valid), batch_size=2 * self.batch_size, generator=torch.Generator(), **kw)
         return self
-
-    def restart(self) -> None:
-        "Starts a seeded order anew, whatever was drawn from it; the Learner does so before a first, seeded fit."
-        if self.train_dl.generator is not None:
-            self.train_dl.generator.manual_seed(self._order_seed)
 
     def _split(self, seed):
         if self.is_classes:

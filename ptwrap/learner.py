@@ -17,7 +17,7 @@ from .batch import call_loss, check_loss, count, detach, read_output
 from .core import EmptyLoader
 from .metrics import Scores
 from .parts import Parts
-from .plan import valid_sets
+from .plan import loss_name, valid_sets
 from .runtime import kept_modes
 from .state import StepOutput
 
@@ -34,15 +34,14 @@ class Learner(Parts):
                     opt.step(); sched.step(); opt.zero_grad()
             validate()
 
-    A loss or gradient that is not finite is caught before the optimizer step, and the batch is undone.
-    """
+    A loss or gradient that is not finite is caught before the optimizer step, and the batch is undone."""
 
     def fit(self, epochs: int | None = None, *, steps: int | None = None, minutes: float | None = None,
             batches_per_epoch: int | None = None, valid_every: int = 1, valid_every_steps: int | None = None,
             cbs=()) -> "Learner":
         """Trains on until the first of `epochs`, optimizer `steps` or `minutes` is reached; a second call continues.
         `batches_per_epoch` cuts epochs short and gives a stream its length; `valid_every` counts epochs, 0 is never."""
-        with kept_modes(self.model):
+        with self.session():
             self.begin(cbs, epochs=epochs, steps=steps, minutes=minutes, batches_per_epoch=batches_per_epoch,
                        valid_every=valid_every, valid_every_steps=valid_every_steps)
             try:
@@ -64,24 +63,23 @@ class Learner(Parts):
         "One pass over `train_dl`, validation, and a row in the history."
         state, plan, history, started = self.state, self.plan, self.history, time.perf_counter()
         self.model.train()
-        self.validated, self.fresh = {}, True
+        state.batch, self.validated, self.fresh = 0, {}, True
         self.fire("on_epoch_start")
         for batch, place, window in plan.windows(self.train_dl):
-            self.window, lr = window, self.lr
+            self.window = window
             boundary = place == window  # this batch ends its accumulation window
             self.fire("on_batch_start", batch)
             out = self.train_step(batch, boundary)
             state.batch += 1
             state.samples += out.samples
-            history.add(state, out, lr)
+            history.add(state, out)
             self.fire("on_batch_end", out)
             if history.due():
                 self.log()
-                plan.watch_clock(state)
             if boundary:
                 if plan.valid_every_steps and out.stepped and state.step % plan.valid_every_steps == 0:
                     self.validated = {state.step: self.validate()}
-                if self.stop_reason or state.step >= plan.last_step:
+                if self.stop_reason or plan.reached(state):
                     break
         if not state.batch:
             raise EmptyLoader("train_dl gave no batch; a generator can be read only once: give a DataLoader or a list")
@@ -99,7 +97,7 @@ class Learner(Parts):
             row |= {k: v for k, v in values.items() if isinstance(v, float)}
         state.epoch, state.batch = state.epoch + 1, 0
         row |= dict(lr=history.steps["lr"][-1], time_s=time_s)
-        state.note(row, "valid_loss" if validates else "train_loss")
+        state.note(row, loss_name(self.valid_dl if validates else None))
         history.epochs.append(row)
         self.fire("on_epoch_end", row)
 
@@ -144,10 +142,11 @@ class Learner(Parts):
         "Clips, checks, steps optimizer and schedule, clears the gradients."
         runtime, state = self.runtime, self.state
         out.grad_norm = runtime.grad_norm(self.opt)
-        if runtime.scaler is None and not math.isfinite(out.grad_norm.item()):  # sync: waits for the device
+        if runtime.scaler is None and not math.isfinite(out.grad_norm):  # sync: on a GPU it waits for the device
             self.check_gradients()
         runtime.clip(self.opt, out.grad_norm)
         self.fire("on_step_start", out)
+        out.lr = self.lr  # what this step uses: the schedule moves on below
         out.stepped = runtime.step(self.opt)
         if out.stepped:
             state.step += 1

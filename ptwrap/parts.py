@@ -7,9 +7,11 @@ Docs: https://ptwrap.github.io/ptwrap/parts.html.md"""
 # %% auto #0
 __all__ = ['Parts', 'close_workers', 'check_optimizer']
 
-# %% ../nbs/45_parts.ipynb #ca75dd39
+# %% ../nbs/45_parts.ipynb #ff1dbb82
+import inspect
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ from .build import find_loaders, make_loss, make_metrics, make_model, make_opt
 from .callback import DEFAULT_CALLBACKS, Callback, Events
 from .core import SCHEDULES, DeviceError, NonFinite, interruption, seed_all
 from .plan import Plan, make_plan, n_batches, plan_schedule, valid_sets
-from .runtime import Runtime, Undo, check_devices, dense
+from .runtime import Runtime, Undo, check_devices, dense, kept_modes
 from .state import History, StepOutput, TrainState
 
 # %% ../nbs/45_parts.ipynb #98232874
@@ -46,17 +48,20 @@ class Parts:
             raise ValueError(f"accumulate={accumulate!r}: give a whole number of batches, 1 for none")
         self.state, self.history, self.runtime = TrainState(), History(), Runtime(**runtime)
         self.history.flush_s = 0.25 if self.runtime.moves else 0.1
-        self.seed, self.accumulate, self.cbs = seed, accumulate, list(cbs)
+        self.seed, self.accumulate, self.cbs = seed, accumulate, [cbs] if isinstance(cbs, Callback) else list(cbs)
         self.events: Events = Events(self.cbs)
         self.plan = Plan(accumulate=accumulate)
         self.stop_reason: str | None = None
         self.running = False
         if seed is not None:
             seed_all(seed)
-            if hasattr(data, "setup"):
+            setup = getattr(data, "setup", None)
+            if setup is not None and "seed" in inspect.signature(setup).parameters:
                 data.setup(seed=seed)
         self.data = data
         self.train_dl, self.valid_dl = find_loaders(data)
+        generator = None if seed is None else getattr(self.train_dl, "generator", None)
+        self.order = None if generator is None else generator.get_state()
         self.model = make_model(model, data)
         self.loss_fn = loss_fn
         self.metrics = make_metrics(metrics, self.loss_fn)
@@ -101,27 +106,42 @@ class Parts:
             for p in group["params"]:
                 p.grad = None
 
-    def begin(self, cbs: Iterable[Callback], **asked) -> None:
-        "Before the first batch of a fit: checks, plan, events, schedule, seed. What cannot work raises here."
+    @contextmanager
+    def session(self):
+        "One fit at a time. Modes, grad mode, learning rate and callbacks go back afterwards, whatever happens."
         if self.running:
             raise RuntimeError("a fit of this learner is running: a callback cannot start another; use learn.stop(...)")
+        self.running, self.groups = True, []
+        try:
+            with kept_modes(self.model):
+                yield
+        finally:
+            self.events, self.running = Events(self.cbs), False
+            for group, old in zip(self.opt.param_groups, self.groups):
+                for key, value in old.items():
+                    group[key] = group[key].copy_(value) if isinstance(group[key], Tensor) else value
+
+    def begin(self, cbs: Iterable[Callback], **asked) -> None:
+        "Before the first batch of a fit: checks, plan, events, schedule, seed. What cannot work raises here."
         self.look()
         check_devices(self.model, self.runtime.device, self.loss_fn)
         check_optimizer(self.model, self.loss_fn, self.opt)
         plan = make_plan(self, **asked)
-        events = Events([*(make() for make in DEFAULT_CALLBACKS), *self.cbs, *cbs])
+        more = [cbs] if isinstance(cbs, Callback) else cbs
+        events = Events([*(make() for make in DEFAULT_CALLBACKS), *self.cbs, *more])
         self.plan_lr(plan.total_steps)
-        self.plan, self.events, self.stop_reason, self.running = plan, events, None, True
+        self.plan, self.events, self.stop_reason = plan, events, None
         if self.seed is not None and not self.history.ends:
             seed_all(self.seed)
-            if hasattr(self.data, "restart"):
-                self.data.restart()
+            if self.order is not None:
+                self.train_dl.generator.set_state(self.order)
         torch.set_grad_enabled(True)
+        self.runtime.reset()  # what an end that was interrupted itself may have left
+        self.history.take_mean()
         self.zero_grad()
 
     def plan_lr(self, total_steps: int | None) -> None:
         "A schedule given by name or function is made anew over this fit; a scheduler object stays as it is."
-        self.groups = []
         if self.sched_fn is not None and self.sched is self.planned:  # not replaced by hand
             plain = lambda v: v.clone() if isinstance(v, Tensor) else v
             for group in self.opt.param_groups:
@@ -149,10 +169,6 @@ class Parts:
             close_workers(exc, self.train_dl, *valid_sets(self.valid_dl).values())
         later = [self.events.fire_all("on_exception", self, exc) if exc is not None else None,
                  self.events.fire_all("on_fit_end", self)]
-        for group, old in zip(self.opt.param_groups, self.groups):
-            for key, value in old.items():
-                group[key] = group[key].copy_(value) if isinstance(group[key], Tensor) else value
-        self.events, self.running = Events(self.cbs), False
         if exc is None:
             exc, later = later[1], []
         if isinstance(exc, KeyboardInterrupt):
@@ -221,7 +237,7 @@ class Parts:
         "Takes back what `state_dict` gave. A schedule that is planned per fit is planned anew."
         for name in ("model", "opt", "runtime", "state", "history"):
             getattr(self, name).load_state_dict(d[name])
-        if self.sched is not None and self.sched_fn is None and "sched" in d:
+        if self.sched is not None and self.sched is not self.planned and "sched" in d:
             self.sched.load_state_dict(d["sched"])
         for cb, (name, saved) in zip(self.cbs, d["callbacks"]):
             if type(cb).__name__ == name:
@@ -261,6 +277,8 @@ def close_workers(exc: BaseException, *loaders) -> None:
 
 def check_optimizer(model: nn.Module, loss_fn, opt: Optimizer) -> None:
     "The optimizer must hold parameters of this model: after `learn.model = other` it does not."
+    if isinstance(opt, torch.optim.LBFGS):
+        raise TypeError("LBFGS evaluates the loss several times a step: override Learner.train_step with a closure for it")
     params = [p for g in opt.param_groups for p in g["params"]]
     own = {id(p) for m in (model, loss_fn) if isinstance(m, nn.Module) for p in m.parameters()}
     strange = sum(id(p) not in own for p in params)

@@ -61,9 +61,10 @@ class StepOutput:
     n: int | Tensor  # what the loss is a mean over: samples, or valid targets
     pred: object = None  # what metrics see: logits, a tuple, a dict
     target: object = None
-    grad_norm: Tensor | None = None  # total 2-norm before clipping; None inside an accumulation window
+    grad_norm: Tensor | float | None = None  # total 2-norm before clipping; None inside an accumulation window
     stepped: bool = False  # whether the optimizer stepped after this batch
     samples: int = 0  # batch size
+    lr: float | None = None  # of the first parameter group, as the step used it; None inside a window
 
 # %% ../nbs/10_state.ipynb #130362f6
 COLUMNS = dict(step="q", loss="d", grad_norm="d", lr="d", n="q", stepped="b")
@@ -80,11 +81,11 @@ class History:
 
     def __post_init__(self):
         self._pending: list[tuple] = []
-        self._next, self._losses, self._weights = 0.0, array("d"), array("d")
+        self._next, self._from = 0.0, len(self)  # row from which the running mean counts
 
-    def add(self, state: TrainState, out: StepOutput, lr: float | Tensor) -> None:
+    def add(self, state: TrainState, out: StepOutput) -> None:
         "Remembers one batch. Costs a list append; nothing is copied."
-        self._pending.append((state.step, out.loss, out.grad_norm, lr, out.n, out.stepped))
+        self._pending.append((state.step, out.loss, out.grad_norm, out.lr, out.n, out.stepped))
 
     def due(self) -> bool:
         "Whether it is time to flush."
@@ -100,17 +101,14 @@ class History:
             loss, norm, lr, n = to_host([loss, norm, lr, n])
             for key, values in zip(COLUMNS, (step, loss, norm, lr, map(int, n), stepped)):
                 self.steps[key].extend(values)
-            self._losses.extend(loss)
-            self._weights.extend(n)
         self._next = time.perf_counter() + self.flush_s
         return slice(start, len(self))
 
     def take_mean(self) -> float:
         "Mean loss since the last call, weighted by `n`; starts anew. The loop calls it once an epoch."
         self.flush()
-        mean = weighted_mean(self._losses, self._weights)
-        self._losses, self._weights = array("d"), array("d")
-        return mean
+        start, self._from = self._from, len(self)
+        return weighted_mean(self.steps["loss"][start:], self.steps["n"][start:])
 
     def __len__(self) -> int:
         return len(self.steps["step"])
@@ -134,9 +132,9 @@ class History:
 
     def load_state_dict(self, d: dict) -> None:
         "Replaces all rows by those of `state_dict()`."
-        self.__post_init__()
         self.steps = {k: array(t, d["steps"][k].tolist()) for k, t in COLUMNS.items()}
         self.epochs, self.validations, self.ends = ([dict(r) for r in d[k]] for k in ("epochs", "validations", "ends"))
+        self.__post_init__()
 
 
 def weighted_mean(values, weights) -> float:
