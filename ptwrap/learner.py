@@ -111,8 +111,8 @@ class Learner(Parts):
         self.fresh = boundary
         with runtime.autocast:
             out = self.compute(batch)
-        # free on a CPU; elsewhere the gradient norm tells. n is 0 where all targets are ignored: NaN, but no gradient
-        if not runtime.moves and not math.isfinite(out.loss.item()) and out.n:
+        # free on a CPU; elsewhere the gradient norm tells. Weight 0: all targets ignored, a NaN without a gradient
+        if not runtime.moves and not math.isfinite(out.loss.item()) and out.weight():
             self.raise_non_finite(f"the loss is {out.loss.item()}")
         self.backward(out.loss / self.window if self.window > 1 else out.loss)
         out.loss, out.pred = out.loss.detach(), detach(out.pred)
@@ -158,7 +158,7 @@ class Learner(Parts):
         self.zero_grad()
 
     def validate(self, dl=None) -> dict[str, float | torch.Tensor]:
-        "Loss and metrics on `dl`, or on every validation set: `{'valid_loss': ..., 'valid_accuracy': ...}`."
+        "Loss and metrics on the validation sets, or on `dl`: `{'valid_loss': ..., 'valid_accuracy': ...}`."
         sets, values = valid_sets(self.valid_dl if dl is None else dl), {}
         if not sets:
             raise EmptyLoader("no validation data: give validate(dl), or Learner(model, (train_dl, valid_dl))")
@@ -176,7 +176,8 @@ class Learner(Parts):
                 if not scores.losses:
                     raise EmptyLoader(f"the validation set {name!r} gave no batch; a generator can be read only once")
                 values |= {prefix + k: v for k, v in scores.compute().items()}  # sync: once a set
-        self.history.validations.append(dict(step=self.state.step) | values)
+        if dl is None:
+            self.history.validations.append(dict(step=self.state.step) | values)
         self.fire("on_validate_end", values)
         return values
 

@@ -37,11 +37,13 @@ class BinaryCrossEntropy(nn.BCEWithLogitsLoss):
         target: Tensor,  # 0/1 with as many elements
     ) -> Tensor:
         if pred.shape != target.shape:
-            if pred.shape not in (target.shape + (1,), target.shape[:-1]) or 1 not in (pred.shape[-1], target.shape[-1]):
+            fits = pred.shape in (target.shape + (1,), target.shape[:-1])
+            if not fits or 1 not in (pred.shape[-1], target.shape[-1]):
                 raise LossError(f"binary loss: logits have shape {tuple(pred.shape)} and labels {tuple(target.shape)}; "
                                 "both need one value a sample, e.g. a last layer with 1 output")
             target = target.reshape(pred.shape)
         if target.device.type == "cpu" and target.numel() and not (0 <= target.min() and target.max() <= 1):
-            raise LossError(f"binary loss: labels go from {target.min().item():g} to {target.max().item():g}; they must lie "
-                            "between 0 and 1, e.g. (labels == positive).float()")
+            low, high = target.min().item(), target.max().item()
+            raise LossError(f"binary loss: labels go from {low:g} to {high:g}; they must lie between 0 and 1, "
+                            "e.g. (labels == positive).float()")
         return super().forward(pred, target.to(pred.dtype))

@@ -558,7 +558,7 @@ class Scores:
     def add(self, out: StepOutput) -> None:
         "Takes one batch; nothing is copied from the device."
         self.losses.append(out.loss)
-        self.weights.append(out.n)
+        self.weights.append(out.weight())
         for metric in self.metrics.values():
             update_metric(metric, out.pred, out.target)
 

@@ -149,14 +149,14 @@ class Parts:
                 self.groups.append({k: plain(v) for k, v in group.items() if k != "params"})
             self.sched = self.planned = plan_schedule(self.sched_fn, self.opt, total_steps)
         if self.sched is not None and self.sched.optimizer is not self.opt:
-            raise ValueError("learn.sched belongs to another optimizer than learn.opt: make a new one, or set learn.sched = None")
+            raise ValueError("learn.sched belongs to another optimizer than learn.opt: make a new one, or set None")
         if isinstance(self.sched, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            raise TypeError("ReduceLROnPlateau needs a value at each step: call its step(row['valid_loss']) in a callback's "
-                            "on_epoch_end, and leave sched=None")
+            raise TypeError("ReduceLROnPlateau needs a value at each step: leave sched=None and call its step(...) "
+                            "in a callback's on_epoch_end(self, learn, row)")
 
     def end(self, exc: BaseException | None) -> BaseException | None:
         """After the last batch, whatever happened: callbacks closed, no half window, the learning rate of before.
-        Returns what `fit` should raise where no error is on its way: the interruption, or what a callback raised here."""
+        Returns what `fit` should raise where no error is on its way: an interruption, or what a callback raised."""
         s, interrupted = self.state, isinstance(exc, KeyboardInterrupt)
         how = "interrupted" if interrupted else f"{type(exc).__name__}: {exc}" if exc is not None else \
             f"stopped: {self.stop_reason}" if self.stop_reason else "done"
@@ -173,7 +173,8 @@ class Parts:
             exc, later = later[1], []
         if isinstance(exc, KeyboardInterrupt):
             epoch = max(1, s.epoch + (s.batch > 0))
-            exc = interruption(f"interrupted in epoch {epoch} after step {s.step:,}; the weights are those of that step")
+            where = f"in epoch {epoch} after step {s.step:,}"
+            exc = interruption(f"interrupted {where}; the weights are those of that step")
         for error in filter(None, later):
             exc.add_note(f"then {type(error).__name__}: {error} ({'; '.join(error.__notes__)})")
         return exc
@@ -185,7 +186,7 @@ class Parts:
         s = self.state
         where = f"in epoch {s.epoch + 1}, batch {s.batch + 1}, before optimizer step {s.step + 1}{window}"
         raise NonFinite(f"{what} {where}. Weights, optimizer and buffers are those of the last good step. Common "
-                        "causes: a learning rate that is too high, NaN in the inputs, log or division by zero in the loss")
+                        "causes: a learning rate that is too high, NaN in the inputs, log or division by 0 in the loss")
 
     def check_gradients(self) -> None:
         "Called when the gradient norm is not finite: raises unless only the norm overflowed."
@@ -264,8 +265,8 @@ class Parts:
 
 
 def close_workers(exc: BaseException, *loaders) -> None:
-    """Ends data workers after an error or interrupt. Those of an iterator live as long as the traceback that holds it; persistent
-    ones have been killed by the interrupt, and torch would wait for them in the next epoch."""
+    """Ends data workers after an error or interrupt. An iterator's live as long as the traceback that holds it;
+    persistent ones may have been killed by the interrupt, and torch would wait for them in the next epoch."""
     for frame, _ in traceback.walk_tb(exc.__traceback__):
         shutdown = getattr(frame.f_locals.get("self"), "_shutdown_workers", None)
         if shutdown is not None:
@@ -278,7 +279,7 @@ def close_workers(exc: BaseException, *loaders) -> None:
 def check_optimizer(model: nn.Module, loss_fn, opt: Optimizer) -> None:
     "The optimizer must hold parameters of this model: after `learn.model = other` it does not."
     if isinstance(opt, torch.optim.LBFGS):
-        raise TypeError("LBFGS evaluates the loss several times a step: override Learner.train_step with a closure for it")
+        raise TypeError("LBFGS evaluates the loss several times a step: override Learner.train_step, with a closure")
     params = [p for g in opt.param_groups for p in g["params"]]
     own = {id(p) for m in (model, loss_fn) if isinstance(m, nn.Module) for p in m.parameters()}
     strange = sum(id(p) not in own for p in params)

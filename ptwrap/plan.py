@@ -108,10 +108,6 @@ class Plan:
         "Whether steps or minutes end the fit here, inside an epoch too."
         return state.step >= self.last_step or (self.deadline < math.inf and time.perf_counter() >= self.deadline)
 
-    def validates(self, epoch: int) -> bool:
-        "Whether validation follows this epoch (1 is the first)."
-        return self.valid_every > 0 and epoch % self.valid_every == 0
-
 
 def make_plan(
     learn,  # the learner: its train_dl, state, accumulate and model are read
@@ -153,7 +149,8 @@ def make_plan(
     total = min(by_epochs, steps or math.inf)
     state = learn.state
     return Plan(
-        last_epoch=state.epoch + (epochs or math.inf), first_step=state.step, last_step=state.step + (steps or math.inf),
+        last_epoch=state.epoch + (epochs or math.inf),
+        first_step=state.step, last_step=state.step + (steps or math.inf),
         deadline=time.perf_counter() + 60 * (minutes or math.inf), n_batches=per_epoch, cap=cap,
         accumulate=learn.accumulate, total_steps=None if total == math.inf else int(total),
         valid_every=valid_every, valid_every_steps=valid_every_steps, notes=notes)
@@ -207,8 +204,9 @@ def single_sample(learn) -> str:
             return ""
         except ValueError as exc:
             if "more than 1 value per channel" in str(exc):
-                return (f"{n} training samples in batches of {size} leave a last batch of 1, which {norms[reached[-1]]} "
-                        "cannot normalise; it is left out of each epoch. Another batch_size or drop_last=True avoids this")
+                return (f"{n} training samples in batches of {size} leave a last batch of 1, which "
+                        f"{norms[reached[-1]]} cannot normalise; it is left out of each epoch. Another batch_size or "
+                        "drop_last=True avoids this")
         finally:
             undo.restore()
             learn.first = True

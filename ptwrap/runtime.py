@@ -110,12 +110,11 @@ def total_norm(grads: list[Tensor]) -> Tensor | float:
     if not grads:
         return 0.0
     try:
-        norms = torch._foreach_norm(grads)
+        if grads[0].is_cpu:
+            return math.hypot(*[torch.linalg.vector_norm(g).item() for g in grads])
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     except (RuntimeError, NotImplementedError):  # sparse gradients, or several devices
         return nn.utils.get_total_norm([dense(g) for g in grads])
-    if grads[0].device.type == "cpu":
-        return math.hypot(*[norm.item() for norm in norms])
-    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def dense(grad: Tensor) -> Tensor:
@@ -129,7 +128,7 @@ def is_written(buffer: Tensor) -> bool:
 
 
 class Undo:
-    "The model's buffers and torch's random state as they were before an accumulation window, which is mostly one batch."
+    "The model's buffers and torch's random state as they were before an accumulation window, mostly one batch."
 
     def __init__(self, model: nn.Module, device: torch.device):
         self.places = [(m._buffers, name) for m in model.modules() for name in m._buffers]

@@ -7,10 +7,11 @@ Docs: https://ptwrap.github.io/ptwrap/state.html.md"""
 # %% auto #0
 __all__ = ['COLUMNS', 'PLAIN', 'TrainState', 'StepOutput', 'History', 'weighted_mean', 'to_host', 'stack_to_list']
 
-# %% ../nbs/10_state.ipynb #dd9fb704
+# %% ../nbs/10_state.ipynb #bce6105e
 import math
 import time
 from array import array
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -58,13 +59,19 @@ class TrainState:
 class StepOutput:
     "What one batch gave. Tensors stay on the device and, once the loop has run backward, hold no graph."
     loss: Tensor  # scalar
-    n: int | Tensor  # what the loss is a mean over: samples, or valid targets
+    n: int | Tensor | Callable[[], int]  # what the loss is a mean over: samples, or valid targets; see `weight`
     pred: object = None  # what metrics see: logits, a tuple, a dict
     target: object = None
     grad_norm: Tensor | float | None = None  # total 2-norm before clipping; None inside an accumulation window
     stepped: bool = False  # whether the optimizer stepped after this batch
     samples: int = 0  # batch size
     lr: float | None = None  # of the first parameter group, as the step used it; None inside a window
+
+    def weight(self) -> int | Tensor:
+        "`n` as a number, counted now if it has not been."
+        if not isinstance(self.n, (int, Tensor)):
+            self.n = self.n()
+        return self.n
 
 # %% ../nbs/10_state.ipynb #130362f6
 COLUMNS = dict(step="q", loss="d", grad_norm="d", lr="d", n="q", stepped="b")
@@ -84,8 +91,9 @@ class History:
         self._next, self._from = 0.0, len(self)  # row from which the running mean counts
 
     def add(self, state: TrainState, out: StepOutput) -> None:
-        "Remembers one batch. Costs a list append; nothing is copied."
-        self._pending.append((state.step, out.loss, out.grad_norm, out.lr, out.n, out.stepped))
+        "Remembers one batch. On a CPU the value is read at once, which is free; elsewhere nothing is copied."
+        loss = out.loss.item() if out.loss.is_cpu else out.loss
+        self._pending.append((state.step, loss, out.grad_norm, out.lr, out.n, out.stepped))
 
     def due(self) -> bool:
         "Whether it is time to flush."
@@ -97,6 +105,7 @@ class History:
         if self._pending:
             step, loss, norm, lr, n, stepped = zip(*self._pending)
             self._pending.clear()
+            n = [v() if callable(v) else v for v in n]
             # sync: one copy for all tensors of this flush
             loss, norm, lr, n = to_host([loss, norm, lr, n])
             for key, values in zip(COLUMNS, (step, loss, norm, lr, map(int, n), stepped)):
@@ -143,7 +152,7 @@ def weighted_mean(values, weights) -> float:
     return math.fsum([v * w for v, w in zip(values, weights) if w]) / total if total else math.nan
 
 
-def to_host(columns: list[tuple]) -> list[list[float]]:
+def to_host(columns: list) -> list[list[float]]:
     "Columns of numbers, 0-d tensors and None (as NaN) become lists of floats, with one device-to-host copy."
     where = [[i for i, v in enumerate(column) if type(v) not in PLAIN] for column in columns]
     tensors = [column[i] for column, at in zip(columns, where) for i in at]
