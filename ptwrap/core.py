@@ -97,10 +97,12 @@ class Registry:
         def add(obj):
             self._load()
             for key in names or (obj.__name__.lower(),):
-                if key in self._items and _source(self._items[key]) != _source(obj):
-                    taken = f"{self.kind} {key!r} is registered already, as {self._items[key]!r}"
+                old = self._items.get(key, obj)
+                if old is not obj and not _same(old, obj):
+                    taken = f"{self.kind} {key!r} is registered already, as {old!r}"
                     raise ValueError(f"{taken}; choose another name")
-                self._items[key] = obj
+                if old is obj or _module(old) == _module(obj):  # a cell that is run again replaces what it made
+                    self._items[key] = obj
             return obj
         return add
 
@@ -151,11 +153,29 @@ class Registry:
         return f"{self.kind} names: {', '.join(self.names())}"
 
 
-def _source(obj) -> tuple:
-    "Where an object was written: the same for a cell that is run again, which may then replace what it registered."
-    if isinstance(obj, partial):
-        return (_source(obj.func), obj.args, tuple(obj.keywords.items()))
-    return (getattr(obj, "__qualname__", None) or id(obj),)
+def _module(obj) -> str | None:
+    return getattr(obj.func if isinstance(obj, partial) else obj, "__module__", None)
+
+
+def _same(a, b) -> bool:
+    "Whether two objects are one definition: of a cell that is run again, or of a notebook and the module it exports."
+    if isinstance(a, partial) and isinstance(b, partial):
+        return a.args == b.args and a.keywords == b.keywords and _same(a.func, b.func)
+    if getattr(a, "__qualname__", a) != getattr(b, "__qualname__", b):
+        return False
+    if _module(a) == _module(b):
+        return True
+    try:
+        return _text(a) == _text(b)
+    except (OSError, TypeError):
+        return False
+
+
+def _text(obj) -> str | dict:
+    "The source of a function; of a class the sources of its methods, since a class of a notebook has no file."
+    if isinstance(obj, type):
+        return {name: inspect.getsource(f) for name, f in vars(obj).items() if inspect.isfunction(f)}
+    return inspect.getsource(obj)
 
 # %% ../nbs/00_core.ipynb #0885290a
 MODELS = Registry("model", "ptwrap.models")

@@ -7,13 +7,15 @@ Docs: https://ptwrap.github.io/ptwrap/data.html.md"""
 # %% auto #0
 __all__ = ['InMemoryLoader', 'stratified_split', 'DataModule']
 
-# %% ../nbs/20_data.ipynb #aeb48d77
+# %% ../nbs/20_data.ipynb #b95e6171
+import math
+import warnings
 from importlib import resources
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset, default_collate
 
 # %% ../nbs/20_data.ipynb #0490f4b1
 class InMemoryLoader(DataLoader):
@@ -29,15 +31,16 @@ class InMemoryLoader(DataLoader):
         super().__init__(TensorDataset(*tensors), **kwargs)
 
     def __iter__(self):
-        if self.num_workers or self.pin_memory or type(self.batch_sampler) is not BatchSampler:
+        plain = type(self.batch_sampler) is BatchSampler and self.collate_fn is default_collate
+        if self.num_workers or self.pin_memory or not plain:
             return super().__iter__()
         # DataLoader draws a seed for its workers here, even without workers: drawn too, so that later draws stay equal
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         return self._batches()
 
     def _batches(self):
-        order = torch.tensor(list(self.sampler), dtype=torch.int64)
         tensors, size = self.dataset.tensors, self.batch_size
+        order = torch.tensor(list(self.sampler), dtype=torch.int64, device=tensors[0].device)
         if self.drop_last:
             order = order[: len(order) // size * size]
         for index in order.split(size) if len(order) else ():
@@ -66,10 +69,11 @@ class DataModule:
 
     def __init__(
         self,
-        x: Tensor | np.ndarray,  # (N, ...) inputs; converted to float32 unless they are integers for an embedding
-        y: Tensor | np.ndarray,  # (N,) class numbers, or (N, ...) float targets
+        x: Tensor | np.ndarray,  # (N, ...) inputs, also a frame; converted to float32
+        y: Tensor | np.ndarray,  # (N,) integers: class numbers; floats: targets, (N,) becomes (N, 1)
         *,
-        valid_share: float = 0.2,  # share held out; by class where the targets are classes
+        tokens: bool = False,  # x are numbers of tokens and stay integers
+        valid_share: float = 0.2,  # share held out, by class where the targets are classes; 0 for none
         batch_size: int = 64,
         drop_last: bool = False,  # leaves out a last, smaller training batch; validation always sees everything
         num_workers: int = 0,  # worker processes; 0 is fastest for data in memory
@@ -78,25 +82,36 @@ class DataModule:
         name: str = "arrays",
         split: tuple | None = None,  # (train indices, valid indices) instead of valid_share
     ):
-        self.x, self.y = torch.as_tensor(x), torch.as_tensor(y)
+        self.x, self.y = (torch.as_tensor(v if isinstance(v, Tensor) else np.asarray(v)) for v in (x, y))
         if len(self.x) != len(self.y):
             raise ValueError(f"x has {len(self.x)} samples and y has {len(self.y)}; both need one row a sample")
-        if self.x.dtype == torch.float64:
-            self.x = self.x.float()
+        if not 0 <= valid_share < 1:
+            raise ValueError(f"valid_share={valid_share}: give a share from 0 to below 1, such as 0.2")
+        self.x = self.x.long() if tokens else self.x.float()
         if not self.y.is_floating_point() and self.y.ndim == 2 and self.y.shape[1] == 1:
             self.y = self.y.squeeze(1)  # a column of class numbers
         self.is_classes = not self.y.is_floating_point() and self.y.ndim == 1
         self.y = self.y.long() if self.is_classes else self.y.float() if self.y.is_floating_point() else self.y
+        if self.y.is_floating_point() and self.y.ndim == 1:
+            self.y = self.y[:, None]  # what a network with one output gives
         self.num_classes = int(self.y.max()) + 1 if self.is_classes and len(self.y) else None
+        if self.num_classes and self.num_classes > max(1000, len(self.y)):
+            raise ValueError(f"y holds integers up to {self.num_classes - 1:,} for {len(self.y):,} samples, which are "
+                             "as many classes; for regression give floats, for classes number them from 0")
+        self.n_outputs = self.num_classes or math.prod(self.y.shape[1:])
         self.classes = classes or ([str(i) for i in range(self.num_classes)] if self.num_classes else None)
         self.sample_shape = tuple(self.x.shape[1:])
         self.valid_share, self.batch_size, self.drop_last = valid_share, batch_size, drop_last
         self.num_workers, self.seed, self.name, self.split = num_workers, seed, name, split
-        self._train_dl = self._valid_dl = None
+        self._train_dl = self._valid_dl = self._split_seed = None
 
     def setup(self, seed: int | None = None) -> "DataModule":
         "Splits and builds the loaders. A seed given to the constructor wins over this one."
         seed = self.seed if self.seed is not None else seed
+        if self.split is None and None not in (seed, self._split_seed) and seed != self._split_seed:
+            warnings.warn(f"{self.name} was split with seed {self._split_seed} and now anew with seed {seed}: what "
+                          "was training for one learner may be validation for the other", stacklevel=4)
+        self._split_seed = seed
         train, valid = self.split or self._split(0 if seed is None else seed)
         order = None if seed is None else torch.Generator().manual_seed(seed)
         part = lambda i: (self.x[torch.as_tensor(i)], self.y[torch.as_tensor(i)])
@@ -104,12 +119,15 @@ class DataModule:
         self._train_dl = InMemoryLoader(*part(train), batch_size=self.batch_size, shuffle=True,
                                         drop_last=self.drop_last, generator=order, **kw)
         # a generator of its own: validation draws nothing from the global one
-        self._valid_dl = InMemoryLoader(*part(valid), batch_size=2 * self.batch_size, generator=torch.Generator(), **kw)
+        self._valid_dl = None if not len(valid) else InMemoryLoader(
+            *part(valid), batch_size=2 * self.batch_size, generator=torch.Generator(), **kw)
         return self
 
     def _split(self, seed):
+        if not self.valid_share:
+            return np.arange(len(self.y)), np.arange(0)
         if self.is_classes:
-            return stratified_split(self.y, self.valid_share, seed)
+            return stratified_split(self.y.cpu(), self.valid_share, seed)
         order = np.random.default_rng(seed).permutation(len(self.y))
         n = round(self.valid_share * len(order))
         return np.sort(order[n:]), np.sort(order[:n])
@@ -120,9 +138,9 @@ class DataModule:
         return (self._train_dl or self.setup()._train_dl)
 
     @property
-    def valid_dl(self) -> DataLoader:
-        "All validation samples, in order."
-        return (self._valid_dl or self.setup()._valid_dl)
+    def valid_dl(self) -> DataLoader | None:
+        "All validation samples, in order; None where nothing is held out."
+        return self._valid_dl if self._train_dl is not None else self.setup()._valid_dl
 
     @classmethod
     def arrays(cls, x, y, **kwargs) -> "DataModule":
@@ -146,7 +164,7 @@ class DataModule:
             torch.set_rng_state(state) if generator is None else generator.set_state(state)
 
     def __repr__(self):
-        n = lambda dl: f"{len(dl.dataset):,}"
-        target = f"{self.num_classes} classes" if self.is_classes else f"targets {tuple(self.y.shape[1:]) or 'scalar'}"
+        n = lambda dl: "no" if dl is None else f"{len(dl.dataset):,}"
+        target = f"{self.num_classes} classes" if self.is_classes else f"targets of shape {tuple(self.y.shape[1:])}"
         return (f"{self.name}: {n(self.train_dl)} training and {n(self.valid_dl)} validation samples of shape "
                 f"{self.sample_shape}, {target}, batches of {self.batch_size}")

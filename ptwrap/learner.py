@@ -14,15 +14,15 @@ import time
 import torch
 
 from .batch import call_loss, check_loss, count, detach, read_output
+from .build import loaders_to_score
 from .core import EmptyLoader
 from .metrics import Scores
-from .parts import Parts
+from .session import Session
 from .plan import loss_name, valid_sets
-from .runtime import kept_modes
 from .state import StepOutput
 
-# %% ../nbs/46_learner.ipynb #4fe243c0
-class Learner(Parts):
+# %% ../nbs/46_learner.ipynb #abf5b436
+class Learner(Session):
     """Trains a model: `Learner(model, data, loss_fn, opt, metrics).fit(10)`. In short, `fit` does this:
 
         for each epoch:
@@ -55,13 +55,14 @@ class Learner(Parts):
                 raise
             else:
                 problem = self.end(None)
-        if problem is not None:  # an interrupt: raised out here it keeps no frame, and so no data worker, alive
-            raise problem
-        return self
+        if problem is None:
+            return self
+        raise problem  # an interrupt: raised out here it keeps no frame, and so no data worker, alive
 
     def train_epoch(self) -> None:
         "One pass over `train_dl`, validation, and a row in the history."
-        state, plan, history, started = self.state, self.plan, self.history, time.perf_counter()
+        state, plan, history = self.state, self.plan, self.history
+        started, steps = time.perf_counter(), state.step + state.skipped
         self.model.train()
         state.batch, self.validated, self.fresh = 0, {}, True
         self.fire("on_epoch_start")
@@ -81,24 +82,23 @@ class Learner(Parts):
                     self.validated = {state.step: self.validate()}
                 if self.stop_reason or plan.reached(state):
                     break
-        if not state.batch:
-            raise EmptyLoader("train_dl gave no batch; a generator can be read only once: give a DataLoader or a list")
+        self.check_epoch(steps)
         self.log()
         if not self.stop_reason or state.batch == plan.n_batches:
-            self.end_epoch(time.perf_counter() - started)
+            self.end_epoch(started)
 
-    def end_epoch(self, time_s: float) -> None:
+    def end_epoch(self, started: float) -> None:
         "Validates where the plan says so, counts the epoch and adds its row."
-        state, history = self.state, self.history
-        row: dict = dict(epoch=state.epoch + 1, step=state.step, train_loss=history.take_mean())
+        state = self.state
+        row: dict = dict(epoch=state.epoch + 1, step=state.step, train_loss=self.history.take_mean())
         validates = bool(valid_sets(self.valid_dl)) and self.plan.valid_every > 0
         if validates and row["epoch"] % self.plan.valid_every == 0:
             values = self.validated.get(state.step) or self.validate()
             row |= {k: v for k, v in values.items() if isinstance(v, float)}
-        state.epoch, state.batch = state.epoch + 1, 0
-        row |= dict(lr=history.steps["lr"][-1], time_s=time_s)
+        state.epoch, state.batch = row["epoch"], 0
+        row |= dict(lr=self.history.steps["lr"][-1], time_s=time.perf_counter() - started)
         state.note(row, loss_name(self.valid_dl if validates else None))
-        history.epochs.append(row)
+        self.history.epochs.append(row)
         self.fire("on_epoch_end", row)
 
     def train_step(self, batch, boundary: bool = True) -> StepOutput:
@@ -111,8 +111,8 @@ class Learner(Parts):
         self.fresh = boundary
         with runtime.autocast:
             out = self.compute(batch)
-        # free on a CPU; elsewhere the gradient norm tells. Weight 0: all targets ignored, a NaN without a gradient
-        if not runtime.moves and not math.isfinite(out.loss.item()) and out.weight():
+        # free on a CPU; elsewhere the gradient norm tells. n = 0: all targets ignored, a NaN without a gradient
+        if not runtime.moves and not math.isfinite(out.loss.item()) and out.n:
             self.raise_non_finite(f"the loss is {out.loss.item()}")
         self.backward(out.loss / self.window if self.window > 1 else out.loss)
         out.loss, out.pred = out.loss.detach(), detach(out.pred)
@@ -121,22 +121,25 @@ class Learner(Parts):
             self.optimizer_step(out)
         return out
 
-    def compute(self, batch) -> StepOutput:
-        "Forward pass and loss of a batch on the device. Override it for a model that fits no rule of `Splitter`."
+    def forward(self, batch) -> tuple:
+        "Prediction, the model's own loss or None, and target. Override it for a model that fits no rule of `Splitter`."
         args, kwargs, target = self.split(batch)
-        pred, loss = read_output(self.net(*args, **kwargs), target)
+        return *read_output(self.net(*args, **kwargs), target), target
+
+    def compute(self, batch) -> StepOutput:
+        "Forward pass and loss of a batch on the device."
+        pred, loss, target = self.forward(batch)
         if loss is None:
             loss = call_loss(self.loss_fn, pred, target, self.first)
         elif self.first:
             check_loss(loss, pred, target)
         self.first = False
-        n, samples = count(target, pred, self.ignore, batch)
+        n, samples = count(target, pred, self.ignore, batch, self.class_weight)
         return StepOutput(loss, n, pred, target, None, False, samples)
 
     def backward(self, loss: torch.Tensor) -> None:
         "Adds the gradients of a loss that is already divided by the window."
-        scaler = self.runtime.scaler
-        (loss if scaler is None else scaler.scale(loss)).backward()
+        self.runtime.scale(loss).backward()
 
     def optimizer_step(self, out: StepOutput) -> None:
         "Clips, checks, steps optimizer and schedule, clears the gradients."
@@ -150,23 +153,19 @@ class Learner(Parts):
         out.stepped = runtime.step(self.opt)
         if out.stepped:
             state.step += 1
-            if self.sched is not None:
-                self.sched.step()
+            self.step_sched()
         else:
             state.skipped += 1
+            self.undo.heal()
         self.fire("on_step_end", out)
         self.zero_grad()
 
     def validate(self, dl=None) -> dict[str, float | torch.Tensor]:
         "Loss and metrics on the validation sets, or on `dl`: `{'valid_loss': ..., 'valid_accuracy': ...}`."
-        sets, values = valid_sets(self.valid_dl if dl is None else dl), {}
-        if not sets:
-            raise EmptyLoader("no validation data: give validate(dl), or Learner(model, (train_dl, valid_dl))")
-        with kept_modes(self.model), torch.no_grad():
-            self.model.eval()
-            self.first = True
+        values = {}
+        with self.evaluating():
             self.fire("on_validate_start")
-            for name, loader in sets.items():
+            for name, loader in loaders_to_score(self.valid_dl if dl is None else dl).items():
                 prefix = "valid_" if name == "valid" else f"valid_{name}_"
                 scores = Scores(self.metrics)
                 for batch in loader:

@@ -23,6 +23,8 @@ from .state import StepOutput, to_host, weighted_mean
 class Metric:
     "Base of the metrics: counts batch by batch on the device of the data, read once at the end."
     name = "metric"
+    by_name = False  # made from a name: then a Learner suits it to the loss
+    one_hot = False  # targets of the shape of pred are class scores, not labels
     start: dict = {}  # what a fresh metric holds: 0 for a sum, [] for collected batches
 
     def __init__(
@@ -494,8 +496,8 @@ def as_metric(
     "Whatever names or is a metric, as an object that can be updated."
     if isinstance(x, str):
         metric = as_metric(METRICS[x])
-        if isinstance(metric, Metric):
-            metric.name = x
+        if hasattr(metric, "by_name"):
+            metric.name, metric.by_name = x, True
         return metric
     if all(callable(getattr(x, method, None)) for method in ("reset", "update", "compute")):
         return x() if isinstance(x, type) else x
@@ -537,6 +539,8 @@ def update_metric(metric, pred: Tensor, target: Tensor) -> None:
     try:
         if isinstance(pred, Tensor) and pred.requires_grad:
             pred = pred.detach()
+        if getattr(metric, "one_hot", False) and target.is_floating_point() and pred.shape == target.shape:
+            target = target.argmax(1)
         if not isinstance(metric, Metric) and hasattr(metric, "to"):
             device = next((x.device for x in (pred, target) if isinstance(x, Tensor)), None)
             if device is not None and getattr(metric, "device", None) != device:
@@ -558,7 +562,7 @@ class Scores:
     def add(self, out: StepOutput) -> None:
         "Takes one batch; nothing is copied from the device."
         self.losses.append(out.loss)
-        self.weights.append(out.weight())
+        self.weights.append(out.n)
         for metric in self.metrics.values():
             update_metric(metric, out.pred, out.target)
 
@@ -567,5 +571,6 @@ class Scores:
         values: dict[str, float | Tensor] = dict(loss=weighted_mean(*to_host([self.losses, self.weights])))
         for name, metric in self.metrics.items():
             value = metric.compute()
-            values[name] = value if isinstance(value, Tensor) and value.numel() != 1 else float(value)
+            for key, v in value.items() if isinstance(value, dict) else [(name, value)]:  # a collection of torchmetrics
+                values[key] = v if isinstance(v, Tensor) and v.numel() != 1 else float(v)
         return values

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
 from torch import nn
@@ -96,9 +97,23 @@ class Plan:
     valid_every_steps: int | None = None  # optimizer steps between validations inside an epoch
     notes: list[str] = field(default_factory=list)  # what a view should tell at the start
 
+    reading: Iterator | None = None  # of a stream that is cut into epochs: the next one reads on
+
     def windows(self, dl) -> Iterator[tuple[object, int, int]]:
         "The batches of one epoch with their windows."
-        return windows(iter(dl), self.accumulate, len(dl) if is_exact(dl) else None, self.cap)
+        batches = self.read_on(dl) if self.cap and is_stream(dl) else iter(dl)
+        return windows(batches, self.accumulate, len(dl) if is_exact(dl) else None, self.cap)
+
+    def read_on(self, dl) -> Iterator:
+        "`cap` batches of a stream from where the last epoch ended; from its start where it has ended."
+        continued, n = self.reading is not None, 0
+        it, self.reading = self.reading if continued else iter(dl), None
+        for n, batch in enumerate(itertools.islice(it, self.cap), 1):
+            if n == self.cap:
+                self.reading = it
+            yield batch
+        if continued and not n:
+            yield from self.read_on(dl)
 
     def over(self, state) -> bool:
         "Whether the fit has done what was asked."
@@ -123,10 +138,13 @@ def make_plan(
         raise TypeError("fit needs to know when to end: fit(10), fit(steps=500) or fit(minutes=5)")
     asked = dict(epochs=epochs, steps=steps, minutes=minutes, batches_per_epoch=batches_per_epoch)
     for name, value in asked.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or value <= 0
                                   or (name != "minutes" and value != int(value))):
             kind = "number" if name == "minutes" else "whole number"
             raise ValueError(f"fit({name}={value!r}): give a positive {kind}")
+    for name, value in dict(valid_every=valid_every, valid_every_steps=valid_every_steps or 0).items():
+        if isinstance(value, bool) or not isinstance(value, Real) or value < 0 or value != int(value):
+            raise ValueError(f"fit({name}={value!r}): give a whole number, 0 for never")
     if learn.train_dl is None:
         raise EmptyLoader("this learner has no training data: Learner(model, data) or learn.train_dl = loader")
     check_not_empty(learn.train_dl, "train_dl")
@@ -139,6 +157,10 @@ def make_plan(
         if dropped:
             kind = name if name == "training" else "validation" if name == "valid" else f"validation ({name})"
             notes.append(f"drop_last leaves out {dropped} of {n} {kind} samples an epoch")
+    own = {id(p) for group in learn.opt.param_groups for p in group["params"]}
+    strange = sum(p.requires_grad and id(p) not in own for p in learn.model.parameters())
+    if strange:
+        notes.append(f"{strange} parameters of the model are not in the optimizer and stay as they are")
     if known and known > 1 and (cap is None or cap >= known) and (note := single_sample(learn)):
         warnings.warn(note, stacklevel=4)
         notes.append(note)
@@ -224,6 +246,7 @@ def plan_schedule(
     if "total_steps" not in inspect.signature(make).parameters:
         return make(opt)
     if total_steps is None:
-        raise ValueError(f"the schedule {getattr(make, '__name__', make)} needs the number of steps, and this loader "
-                         "cannot say its length: give fit(..., batches_per_epoch=...) or fit(steps=...)")
+        name = getattr(make, "__name__", make)
+        raise ValueError(f"the schedule {name} needs the number of steps, which is unknown here: "
+                         "give fit(epochs), with batches_per_epoch=... for a stream, or fit(steps=...)")
     return make(opt, total_steps=total_steps)

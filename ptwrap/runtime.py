@@ -46,7 +46,7 @@ def to_device(
 ):  # the same structure and types; strings, numbers, None and unknown objects are left alone
     "Moves every tensor of a batch. The copy from pinned memory overlaps with computing."
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return batch.to(device, non_blocking=device.type != "cpu")  # to the CPU it would be read before it has arrived
     if isinstance(batch, (str, bytes)) or batch is None:
         return batch
     if hasattr(batch, "to"):  # it knows best, such as a packed sequence
@@ -153,6 +153,11 @@ class Undo:
                 self.copies = [b.detach().clone() for b in self.buffers]
         self.states = self.generator.get_state(), self.cuda_generator and self.cuda_generator.get_state()
 
+    def heal(self) -> None:
+        "Puts the buffers back if one has become NaN or infinite; for a step that the scaler skipped."
+        if any(b.is_floating_point() and not b.isfinite().all() for b in self.buffers):  # sync: only after a skip
+            torch._foreach_copy_(self.buffers, self.copies)
+
     @torch.no_grad()
     def restore(self) -> None:
         "Puts buffers and random state back to the mark."
@@ -187,8 +192,7 @@ class Runtime:
         self.clip_norm, self.clip_value, self.compile = clip_norm, clip_value, compile
         self.unscaled = False  # between unscaling and stepping
         self.moves = self.device.type != "cpu"  # a loader gives CPU tensors
-        # the context in which forward and loss run
-        self.autocast = nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
+        self._null = nullcontext()
 
     def place(self, model: nn.Module) -> nn.Module:
         "Moves the model to the device, in place, and compiles it if asked; returns what the loop calls."
@@ -204,6 +208,15 @@ class Runtime:
     def move(self, batch):
         "The batch on the device."
         return to_device(batch, self.device) if self.moves else batch
+
+    @property
+    def autocast(self):
+        "The context in which forward and loss run."
+        return self._null if self.dtype is None else torch.autocast(self.device.type, self.dtype)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        "The loss as backward needs it."
+        return loss if self.scaler is None else self.scaler.scale(loss)
 
     def grad_norm(self, opt: torch.optim.Optimizer) -> Tensor | float:
         "Unscales the gradients and returns their total 2-norm; what `total_norm` returns."

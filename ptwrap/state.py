@@ -7,11 +7,10 @@ Docs: https://ptwrap.github.io/ptwrap/state.html.md"""
 # %% auto #0
 __all__ = ['COLUMNS', 'PLAIN', 'TrainState', 'StepOutput', 'History', 'weighted_mean', 'to_host', 'stack_to_list']
 
-# %% ../nbs/10_state.ipynb #bce6105e
+# %% ../nbs/10_state.ipynb #dd9fb704
 import math
 import time
 from array import array
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -59,7 +58,7 @@ class TrainState:
 class StepOutput:
     "What one batch gave. Tensors stay on the device and, once the loop has run backward, hold no graph."
     loss: Tensor  # scalar
-    n: int | Tensor | Callable[[], int]  # what the loss is a mean over: samples, or valid targets; see `weight`
+    n: float | Tensor  # what the loss is a mean over: samples, valid targets, or the sum of their class weights
     pred: object = None  # what metrics see: logits, a tuple, a dict
     target: object = None
     grad_norm: Tensor | float | None = None  # total 2-norm before clipping; None inside an accumulation window
@@ -67,14 +66,8 @@ class StepOutput:
     samples: int = 0  # batch size
     lr: float | None = None  # of the first parameter group, as the step used it; None inside a window
 
-    def weight(self) -> int | Tensor:
-        "`n` as a number, counted now if it has not been."
-        if not isinstance(self.n, (int, Tensor)):
-            self.n = self.n()
-        return self.n
-
-# %% ../nbs/10_state.ipynb #130362f6
-COLUMNS = dict(step="q", loss="d", grad_norm="d", lr="d", n="q", stepped="b")
+# %% ../nbs/10_state.ipynb #51c9ef76
+COLUMNS = dict(step="q", loss="d", grad_norm="d", lr="d", n="d", stepped="b")
 
 
 @dataclass
@@ -105,10 +98,9 @@ class History:
         if self._pending:
             step, loss, norm, lr, n, stepped = zip(*self._pending)
             self._pending.clear()
-            n = [v() if callable(v) else v for v in n]
             # sync: one copy for all tensors of this flush
             loss, norm, lr, n = to_host([loss, norm, lr, n])
-            for key, values in zip(COLUMNS, (step, loss, norm, lr, map(int, n), stepped)):
+            for key, values in zip(COLUMNS, (step, loss, norm, lr, n, stepped)):
                 self.steps[key].extend(values)
         self._next = time.perf_counter() + self.flush_s
         return slice(start, len(self))
@@ -132,7 +124,7 @@ class History:
         return pd.DataFrame(tables[what])
 
     def state_dict(self) -> dict:
-        "All rows, in plain containers and tensors."
+        "All rows, in plain containers and tensors; copies."
         self.flush()
         steps = {k: torch.tensor(list(v), dtype=torch.float64 if v.typecode == "d" else torch.int64)
                  for k, v in self.steps.items()}

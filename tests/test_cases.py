@@ -719,10 +719,10 @@ def test_b17_outputs_without_a_loss():
 
 
 @pytest.mark.parametrize("batch, model, loss_fn, error, says", [
-    ("text", nn.Linear(3, 2), "ce", TypeError, "batch of type str.*override Learner.compute"),
-    (SimpleNamespace(x=1), nn.Linear(3, 2), "ce", TypeError, "batch of type SimpleNamespace.*override Learner.compute"),
-    (dict(x=torch.ones(4, 3)), nn.Linear(3, 2), "ce", LossError, "target NoneType.*override Learner.compute"),
-    ((torch.ones(4, 3), ["a", "b"]), nn.Linear(3, 2), "ce", LossError, "target list.*override Learner.compute"),
+    ("text", nn.Linear(3, 2), "ce", TypeError, "batch of type str.*override Learner.forward"),
+    (SimpleNamespace(x=1), nn.Linear(3, 2), "ce", TypeError, "batch of type SimpleNamespace.*override Learner.forward"),
+    (dict(x=torch.ones(4, 3)), nn.Linear(3, 2), "ce", LossError, "target NoneType.*override Learner.forward"),
+    ((torch.ones(4, 3), ["a", "b"]), nn.Linear(3, 2), "ce", LossError, "target list.*override Learner.forward"),
     ((torch.ones(4, 3), torch.ones(4)), nn.Linear(3, 2), None, LossError, "give loss_fn=.*return dict.loss="),
 ], ids=["text", "object", "no target", "target of text", "no loss"])
 def test_b17_what_cannot_be_split_is_named(batch, model, loss_fn, error, says):

@@ -28,6 +28,7 @@ class TextView(View):
         if bar is None:
             self.bar = hasattr(self.file, "isatty") and self.file.isatty()
         self.tqdm, self.columns = None, []
+        self.started, self.first_step, self.first_skip = time.perf_counter(), 0, 0
 
     def write(self, text: str) -> None:
         "One line, above the bar."
@@ -69,12 +70,12 @@ class TextView(View):
             self.tqdm.set_description_str(f"{self.label}, validation")
 
     def on_epoch_end(self, learn, row):
-        row = {k: v for k, v in row.items() if k != "step"}
-        if list(row) != self.columns:
-            self.columns = list(row)
-            self.write("  ".join(f"{k.removesuffix('_s'):>{self.width(k)}}" for k in row))
+        scores = [k for k in row if k not in ("epoch", "step", "lr", "time_s")]
+        if not self.columns or set(scores) - set(self.columns):  # new ones where validation comes later
+            self.columns = ["epoch", *scores, "lr", "time_s"]
+            self.write("  ".join(f"{k.removesuffix('_s'):>{self.width(k)}}" for k in self.columns))
         show = lambda k, v: duration(v) if k == "time_s" else f"{v:.2e}" if k == "lr" else number(v)
-        self.write("  ".join(f"{show(k, v):>{self.width(k)}}" for k, v in row.items()))
+        self.write("  ".join(f"{show(k, row.get(k)):>{self.width(k)}}" for k in self.columns))
 
     @staticmethod
     def width(name: str) -> int:
