@@ -13,7 +13,7 @@ from ptwrap.learner import Learner
 from ptwrap.predict import predict
 from ptwrap.runtime import to_device
 
-X, Y = torch.randn(22, 4), torch.arange(22) % 3
+X, Y = torch.randn(22, 4, generator=torch.Generator().manual_seed(0)), torch.arange(22) % 3
 
 
 def loader(x=X, y=Y, **kw):
@@ -280,7 +280,8 @@ def test_a_skipped_fp16_step_leaves_no_nan_in_batch_norm():
     x = X.clone()
     x[9] = math.nan
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    learn = Learner(model, loader(x), "ce", "sgd", lr=0.1, amp="fp16", device="cpu")
+    learn = Learner(model, loader(x), "ce", "sgd", lr=0.1, amp="fp16", scaler=dict(init_scale=8.0),
+                    device="cpu")
     learn.runtime.moves = True  # as on a device, where the loss is not read at each step
     learn.fit(1)
     assert learn.state.skipped == 1
