@@ -166,5 +166,5 @@ class DataModule:
     def __repr__(self):
         n = lambda dl: "no" if dl is None else f"{len(dl.dataset):,}"
         target = f"{self.num_classes} classes" if self.is_classes else f"targets of shape {tuple(self.y.shape[1:])}"
-        return (f"{self.name}: {n(self.train_dl)} training and {n(self.valid_dl)} validation samples of shape "
-                f"{self.sample_shape}, {target}, batches of {self.batch_size}")
+        return (f"{self.name}: {n(self.train_dl)} training, {n(self.valid_dl)} validation samples {self.sample_shape}, "
+                f"{target}, batch {self.batch_size}")

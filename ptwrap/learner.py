@@ -21,7 +21,7 @@ from .session import Session
 from .plan import loss_name, valid_sets
 from .state import StepOutput
 
-# %% ../nbs/46_learner.ipynb #abf5b436
+# %% ../nbs/46_learner.ipynb #1232fd2f
 class Learner(Session):
     """Trains a model: `Learner(model, data, loss_fn, opt, metrics).fit(10)`. In short, `fit` does this:
 

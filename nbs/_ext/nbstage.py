@@ -71,7 +71,8 @@ def staged(path: Path) -> list[dict]:
         if cell.cell_type != "code":
             cells.append(markdown(LINK.sub(r"](\1\2.ipynb", cell.source)))
             continue
-        tags = [tag for (key, value), tag in TAGS.items() if how.get(key) == value] + ["hide-input"] * ("export" in how)
+        folded = "export" in how and how.get("code-fold") != "false"
+        tags = [tag for (key, value), tag in TAGS.items() if how.get(key) == value] + ["hide-input"] * folded
         kept = {key: cell[key] for key in ("cell_type", "source", "outputs", "execution_count")}
         cells.append(kept | dict(metadata=dict(tags=tags)))
         for home in [how[key] for key in ("export", "exports") if key in how]:
