@@ -7,10 +7,11 @@ Docs: https://ptwrap.github.io/ptwrap/build.html.md"""
 # %% auto #0
 __all__ = ['find_loaders', 'check_loader', 'loaders_to_score', 'make_model', 'make_loss', 'make_opt', 'set_lr', 'suit_metrics']
 
-# %% ../nbs/44b_build.ipynb #77286e1b
+# %% ../nbs/44b_build.ipynb #9e41755d
+import warnings
 from collections.abc import Callable, Iterable
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -39,7 +40,9 @@ def check_loader(dl) -> None:
     "Raises `TypeError` for what cannot be read in batches; None is no loader and fine."
     if isinstance(dl, Dataset) and not isinstance(dl, IterableDataset):
         raise TypeError(f"{type(dl).__name__} is a dataset; give DataLoader(dataset, batch_size=64, shuffle=True)")
-    if dl is not None and (isinstance(dl, (Tensor, str)) or not hasattr(dl, "__iter__")):
+    if hasattr(dl, "dtype") or hasattr(dl, "iloc"):
+        raise TypeError(f"{type(dl).__name__} is no loader; for arrays and frames give DataModule.arrays(x, y)")
+    if dl is not None and (isinstance(dl, str) or not hasattr(dl, "__iter__")):
         raise TypeError(f"{type(dl).__name__} cannot be read in batches; give a DataLoader or a list of batches")
 
 
@@ -107,6 +110,9 @@ def suit_metrics(metrics: dict, loss_fn) -> dict:
             if metric.ignore_index is not None:
                 metric.ignore_index = -100 if ignore is None else ignore
             if hasattr(metric, "threshold"):
+                if isinstance(loss_fn, (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)):
+                    text = f"metric {metric.name!r} compares classes and {type(loss_fn).__name__} numbers"
+                    warnings.warn(f"{text}: take 'mae', 'rmse' or 'r2'", stacklevel=4)
                 metric.threshold = 0.5 if isinstance(loss_fn, nn.BCELoss) else None
             metric.one_hot = isinstance(loss_fn, nn.CrossEntropyLoss)
     return metrics

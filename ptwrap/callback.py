@@ -74,7 +74,7 @@ class Callback:
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         for name, method in vars(cls).items():
-            if name.startswith("on_") and callable(method):
+            if callable(method) and name.startswith(("on_", "before_", "after_")):
                 check_event(cls, name, method)
 
 
@@ -85,7 +85,9 @@ EVENTS = [name for name in vars(Callback) if name.startswith("on_")]
 def check_event(cls: type, name: str, method) -> None:
     "Raises `TypeError` for a method that is no event or cannot take the event's arguments."
     if name not in EVENTS:
-        raise TypeError(f"{cls.__name__}.{name} is no event; {did_you_mean(name, EVENTS)}")
+        start = name.replace("before_", "on_") + "_start" if name.startswith("before_") else name
+        asked = name.replace("after_", "on_") + "_end" if name.startswith("after_") else start
+        raise TypeError(f"{cls.__name__}.{name} is no event; {did_you_mean(asked, EVENTS)}")
     wanted = list(inspect.signature(getattr(Callback, name)).parameters)
     try:
         inspect.signature(method).bind(*wanted)

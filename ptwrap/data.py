@@ -80,9 +80,13 @@ class DataModule:
         seed: int | None = None,  # of split and order; None: the Learner's, else a fixed split
         classes: list[str] | None = None,  # names of the classes
         name: str = "arrays",
-        split: tuple | None = None,  # (train indices, valid indices) instead of valid_share
+        split: tuple | None = None,  # two index arrays, (of training, of validation), instead of valid_share
     ):
-        self.x, self.y = (torch.as_tensor(v if isinstance(v, Tensor) else np.asarray(v)) for v in (x, y))
+        x, y = (v if isinstance(v, Tensor) else np.array(v) for v in (x, y))
+        if isinstance(y, np.ndarray) and y.dtype.kind in "OSU":
+            raise ValueError("y holds text: number the classes, e.g. by y, names = pandas.factorize(y), and give "
+                             "classes=names")
+        self.x, self.y = torch.as_tensor(x), torch.as_tensor(y)
         if len(self.x) != len(self.y):
             raise ValueError(f"x has {len(self.x)} samples and y has {len(self.y)}; both need one row a sample")
         if not 0 <= valid_share < 1:

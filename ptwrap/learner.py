@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from .batch import call_loss, check_loss, count, detach, read_output
+from .batch import call_loss, call_model, check_loss, count, detach, read_output
 from .build import loaders_to_score
 from .core import EmptyLoader
 from .metrics import Scores
@@ -124,7 +124,7 @@ class Learner(Session):
     def forward(self, batch) -> tuple:
         "Prediction, the model's own loss or None, and target. Override it for a model that fits no rule of `Splitter`."
         args, kwargs, target = self.split(batch)
-        return *read_output(self.net(*args, **kwargs), target), target
+        return *read_output(call_model(self.net, args, kwargs), target), target
 
     def compute(self, batch) -> StepOutput:
         "Forward pass and loss of a batch on the device."

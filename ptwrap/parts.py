@@ -44,12 +44,15 @@ class Parts:
         cbs: Iterable[Callback] = (),
         **runtime,  # device=, amp=, scaler=, clip_norm=, clip_value=, compile= of `Runtime`
     ):
+        """`runtime`: device='auto' | 'cpu' | 'cuda:1' | 'mps', amp='bf16' | 'fp16', scaler=dict(init_scale=...),
+        clip_norm=, clip_value=, compile=True | dict(mode=...); see `Runtime`."""
         check_arguments(runtime)
         if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
             raise ValueError(f"accumulate={accumulate!r}: give a whole number of batches, 1 for none")
         self.state, self.history, self.runtime = TrainState(), History(), Runtime(**runtime)
         self.history.flush_s = 0.25 if self.runtime.moves else 0.1
         self.seed, self.accumulate, self.cbs = seed, accumulate, [cbs] if isinstance(cbs, Callback) else list(cbs)
+        self.default_cbs = list(DEFAULT_CALLBACKS)  # made anew for each fit
         self.active = list(self.cbs)  # those of the fit that runs
         self.events: Events = Events(self.active)
         self.plan = Plan(accumulate=accumulate)
@@ -151,6 +154,15 @@ class Parts:
     def lr(self, value: float):
         set_lr(self.opt, value)
 
+    @property
+    def clip_norm(self) -> float | None:
+        "Largest total norm of the gradients; `learn.runtime` has the other settings of the machine."
+        return self.runtime.clip_norm
+
+    @clip_norm.setter
+    def clip_norm(self, value: float | None):
+        self.runtime.clip_norm = value
+
     def add(self, *cbs: Callback) -> "Parts":
         "Adds callbacks for every later fit, and for the one that runs."
         new = Events(list(cbs)).callbacks
@@ -159,18 +171,20 @@ class Parts:
         return self
 
     def remove(self, *cbs: Callback | type) -> "Parts":
-        "Removes callbacks, given as objects or by class."
+        "Removes callbacks, given as objects or by class; `learn.remove(TextView)` makes it quiet."
         gone = [c for c in {id(c): c for c in [*self.cbs, *self.active]}.values()
                 if any(c is r or (isinstance(r, type) and type(c) is r) for r in cbs)]
-        if not gone:
+        defaults = [make for make in self.default_cbs if make not in cbs]
+        if not gone and defaults == self.default_cbs:
             raise ValueError(f"no such callback; this learner has {[type(c).__name__ for c in self.cbs] or 'none'}")
+        self.default_cbs = defaults
         self.cbs, self.active = ([c for c in kept if c not in gone] for kept in (self.cbs, self.active))
         self.events = Events(self.active)
         return self
 
     def show_loop(self) -> None:
         "Prints the loop with the methods that run, where they are overridden, and which callbacks listen where."
-        print(Events([*(make() for make in DEFAULT_CALLBACKS), *self.cbs]).loop_map(type(self)))
+        print(Events([*(make() for make in self.default_cbs), *self.cbs]).loop_map(type(self)))
 
     def state_dict(self) -> dict:
         """What training changed, in plain containers and tensors; callbacks by class name. As in torch, tensors of the
@@ -186,6 +200,9 @@ class Parts:
 
     def load_state_dict(self, d: dict) -> None:
         "Takes back what `state_dict` gave. A schedule that is planned per fit is planned anew."
+        if not isinstance(d, dict) or not {"model", "opt", "history"} <= d.keys():
+            raise ValueError("this is not what a learner's state_dict() gave; "
+                             "weights alone go into learn.model.load_state_dict(d)")
         for name in ("model", "opt", "runtime", "state", "history"):
             getattr(self, name).load_state_dict(d[name])
         if "loss_fn" in d and isinstance(self.loss_fn, nn.Module):
@@ -228,4 +245,6 @@ def check_arguments(runtime: dict) -> None:
     for name in runtime.keys() - inspect.signature(Runtime).parameters.keys():
         hint = f"did you mean {ALIASES[name]!r}?" if name in ALIASES else did_you_mean(name, known)
         where = " (a batch size is given to the DataModule or DataLoader)" if "batch" in name else ""
+        if name in ("weight_decay", "wd", "momentum", "betas", "eps"):
+            hint = "settings of the optimizer go with it: opt=partial(torch.optim.AdamW, weight_decay=0.01)"
         raise TypeError(f"Learner has no argument {name!r}; {hint}{where}")

@@ -27,7 +27,8 @@ def predict(
 ) -> Tensor:  # (N, ...) raw outputs on the CPU, as the model gives them: logits, not probabilities
     """What the model says about x: in evaluation mode, without gradients, in the order of x.
 
-    `predict(x).argmax(1)` are classes, `.softmax(1)` probabilities. Targets that x carries are left out.
+    `predict(x).argmax(1)` are classes, `.softmax(1)` probabilities, `.sigmoid()` those of a binary model. Targets that
+    x carries are left out.
     Modes, random state and history stay as they were.
     """
     generator = getattr(x, "generator", None)
@@ -53,6 +54,8 @@ def as_batches(learn: Learner, x, batch_size: int) -> Iterable:
         x = {k: as_input(learn, v) for k, v in x.items()}
         n = len(next(iter(x.values())))
         return ({k: v[i:i + batch_size] for k, v in x.items()} for i in range(0, n, batch_size))
+    if hasattr(x, "to_numpy"):  # a frame
+        x = np.array(x)
     if isinstance(x, (Tensor, np.ndarray)):
         x = as_input(learn, x)
         if tuple(x.shape) == getattr(learn.data, "sample_shape", None):

@@ -53,10 +53,11 @@ class TrainState:
             if f.name in d:
                 setattr(self, f.name, d[f.name])
 
-# %% ../nbs/10_state.ipynb #4437611f
+# %% ../nbs/10_state.ipynb #6e9495c9
 @dataclass(slots=True)
 class StepOutput:
-    "What one batch gave. Tensors stay on the device and, once the loop has run backward, hold no graph."
+    """What one batch gave. Tensors stay on the device and, once the loop has run backward, hold no graph. A
+    `compute` of your own gives loss, n, pred and target, and the batch size as `samples=`."""
     loss: Tensor  # scalar
     n: float | Tensor  # what the loss is a mean over: samples, valid targets, or the sum of their class weights
     pred: object = None  # what metrics see: logits, a tuple, a dict
@@ -70,7 +71,7 @@ class StepOutput:
 COLUMNS = dict(step="q", loss="d", grad_norm="d", lr="d", n="d", stepped="b")
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     "Every number of a run: a row a batch, a row an epoch, each validation, and how each fit ended."
     flush_s: float = 0.1  # seconds between flushes
@@ -113,6 +114,9 @@ class History:
 
     def __len__(self) -> int:
         return len(self.steps["step"])
+
+    def __repr__(self):
+        return f"History of {len(self.epochs)} epochs, {len(self):,} batches; see to_frame() and plot()"
 
     def to_frame(self, what: str = "epochs") -> "pd.DataFrame":
         "A pandas frame of `'epochs'`, `'steps'`, `'validations'` or `'ends'`."

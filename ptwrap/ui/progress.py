@@ -87,9 +87,12 @@ class TextView(View):
             self.tqdm.close()
             self.tqdm = None
         s, how = learn.state, learn.history.ends[-1]["how"].splitlines()[0]
+        if not how.startswith(("done", "stopped", "interrupted")):
+            how = how.partition(":")[0]  # the error itself follows
         best = "" if s.best is None else f"; best {s.best_of} {number(s.best)} in epoch {s.best_epoch}"
         skipped = s.skipped - self.first_skip
         skips = f"; {skipped} steps skipped by the fp16 scaler" if skipped else ""
         where = "" if how == "done" else f" in epoch {s.epoch + 1}" if s.batch else ""
         took = duration(time.perf_counter() - self.started)
-        self.write(f"{how}{where}: {s.step - self.first_step:,} steps in {took}{best}{skips}")
+        n = s.step - self.first_step
+        self.write(f"{how}{where}: {n:,} step{'s' * (n != 1)} in {took}{best}{skips}")
