@@ -143,14 +143,14 @@ class Learner(Session):
 
     def optimizer_step(self, out: StepOutput) -> None:
         "Clips, checks, steps optimizer and schedule, clears the gradients."
-        runtime, state = self.runtime, self.state
-        out.grad_norm = runtime.grad_norm(self.opt)
+        runtime, state, opt = self.runtime, self.state, self.opt
+        out.grad_norm = runtime.grad_norm(opt)
         if runtime.scaler is None and not math.isfinite(out.grad_norm):  # sync: on a GPU it waits for the device
             self.check_gradients()
-        runtime.clip(self.opt, out.grad_norm)
+        runtime.clip(opt, out.grad_norm)
         self.fire("on_step_start", out)
         out.lr = self.lr  # what this step uses: the schedule moves on below
-        out.stepped = runtime.step(self.opt)
+        out.stepped = runtime.step(opt)
         if out.stepped:
             state.step += 1
             self.step_sched()

@@ -139,16 +139,17 @@ class Parts:
 
     def zero_grad(self) -> None:
         "What `opt.zero_grad()` does, at a tenth of its cost; an optimizer with a method of its own gets that called."
-        if type(self.opt).zero_grad is not Optimizer.zero_grad:
-            self.opt.zero_grad()
-        for group in self.opt.param_groups:
+        opt = self.opt
+        if type(opt).zero_grad is not Optimizer.zero_grad:
+            opt.zero_grad()
+        for group in opt.param_groups:
             for p in group["params"]:
                 p.grad = None
 
     @property
     def lr(self) -> float:
         "Learning rate of the first parameter group. Setting it keeps the ratios between groups."
-        return float(self.opt.param_groups[0]["lr"])
+        return float(self._opt.param_groups[0]["lr"])
 
     @lr.setter
     def lr(self, value: float):

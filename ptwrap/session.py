@@ -107,9 +107,9 @@ class Session(Parts):
 
     def step_sched(self) -> None:
         "Moves the schedule by one step; a planned one stays at its end where a loader gives more than it said."
-        total = self.plan.total_steps
-        if self.sched is not None and (self.sched_fn is None or total is None or self.sched.last_epoch < total):
-            self.sched.step()
+        sched, total = self._sched, self.plan.total_steps
+        if sched is not None and (self.sched_fn is None or total is None or sched.last_epoch < total):
+            sched.step()
 
     def check_epoch(self, steps: int) -> None:
         "Raises if an epoch had no batch, or no optimizer step though it had some; `steps` were done or skipped before."
