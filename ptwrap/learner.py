@@ -112,7 +112,7 @@ class Learner(Session):
         with runtime.autocast:
             out = self.compute(batch)
         # free on a CPU; elsewhere the gradient norm tells. n = 0: all targets ignored, a NaN without a gradient
-        if not runtime.moves and not math.isfinite(out.loss.item()) and out.n:
+        if runtime.check_finite and not runtime.moves and not math.isfinite(out.loss.item()) and out.n:
             self.raise_non_finite(f"the loss is {out.loss.item()}")
         self.backward(out.loss / self.window if self.window > 1 else out.loss)
         out.loss, out.pred = out.loss.detach(), detach(out.pred)
@@ -145,7 +145,8 @@ class Learner(Session):
         "Clips, checks, steps optimizer and schedule, clears the gradients."
         runtime, state, opt = self.runtime, self.state, self.opt
         out.grad_norm = runtime.grad_norm(opt)
-        if runtime.scaler is None and not math.isfinite(out.grad_norm):  # sync: on a GPU it waits for the device
+        # sync: on a GPU this waits for the device. With a scaler, overflow is its normal work
+        if runtime.check_finite and runtime.scaler is None and not math.isfinite(out.grad_norm):
             self.check_gradients()
         runtime.clip(opt, out.grad_norm)
         self.fire("on_step_start", out)

@@ -42,10 +42,10 @@ class Parts:
         seed: int | None = None,  # of model, split, order and augmentation; set now and again when the first fit starts
         accumulate: int = 1,  # batches an optimizer step
         cbs: Iterable[Callback] = (),
-        **runtime,  # device=, amp=, scaler=, clip_norm=, clip_value=, compile= of `Runtime`
+        **runtime,  # device, amp, scaler, clip_norm, clip_value, compile, check_finite
     ):
         """`runtime`: device='auto' | 'cpu' | 'cuda:1' | 'mps', amp='bf16' | 'fp16', scaler=dict(init_scale=...),
-        clip_norm=, clip_value=, compile=True | dict(mode=...); see `Runtime`."""
+        clip_norm=, clip_value=, compile=True | dict(mode=...), check_finite=; see `Runtime`."""
         check_arguments(runtime)
         if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
             raise ValueError(f"accumulate={accumulate!r}: give a whole number of batches, 1 for none")

@@ -181,6 +181,7 @@ class Runtime:
         clip_norm: float | None = None,  # largest total 2-norm of the gradients
         clip_value: float | None = None,  # largest absolute value of a gradient
         compile: bool | dict = False,  # True, or mode=, backend=, fullgraph=, dynamic= for torch.compile
+        check_finite: bool = True,  # look for NaN before each step; free on a CPU, on a GPU it waits for the device
     ):
         if clip_norm is not None and clip_value is not None:
             raise ValueError("give clip_norm or clip_value, not both")
@@ -189,7 +190,7 @@ class Runtime:
         self.device = pick_device(device)
         self.dtype = amp_dtype(amp, self.device)
         self.scaler = make_scaler(scaler, self.dtype, self.device)
-        self.clip_norm, self.clip_value, self.compile = clip_norm, clip_value, compile
+        self.clip_norm, self.clip_value, self.compile, self.check_finite = clip_norm, clip_value, compile, check_finite
         self.unscaled = False  # between unscaling and stepping
         self.moves = self.device.type != "cpu"  # a loader gives CPU tensors
         self._null = nullcontext()

@@ -286,3 +286,11 @@ def test_a_skipped_fp16_step_leaves_no_nan_in_batch_norm():
     learn.fit(1)
     assert learn.state.skipped == 1
     assert all(v.isfinite().all() for v in model.state_dict().values())
+
+
+def test_the_look_for_nan_can_be_turned_off():
+    x = X.clone()
+    x[9] = math.nan
+    learn = Learner(net(), loader(x), "ce", "sgd", lr=0.1, check_finite=False, device="cpu").fit(1)
+    assert learn.state.step == 6 and math.isnan(learn.history.steps["grad_norm"][-1])
+    assert not learn.model[0].weight.isfinite().any()
