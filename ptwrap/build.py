@@ -58,15 +58,10 @@ def loaders_to_score(valid_dl) -> dict:
 
 def make_model(model, data) -> nn.Module:
     "A module as it is; a name or function builds one for what the data says about itself."
-    if isinstance(model, nn.Module):
-        return model
     shape = getattr(data, "sample_shape", None)
     hints = dict(sample_shape=shape, num_classes=getattr(data, "n_outputs", getattr(data, "num_classes", None)),
                  in_chans=shape[0] if shape and len(shape) == 3 else None)
-    built = MODELS.build(model, **hints)
-    if not isinstance(built, nn.Module):
-        raise TypeError(f"model {model!r} built a {type(built).__name__}, expected an nn.Module")
-    return built
+    return MODELS.build(model, **hints)
 
 
 def make_loss(loss_fn, data) -> Callable | None:

@@ -89,8 +89,9 @@ class Registry:
         self,
         kind: str,  # what it holds, as errors call it: "loss"
         home: str = "",  # module that registers the built-in names when it is imported
+        makes: type | None = None,  # what `build` must return; one that is ready comes back as it is
     ):
-        self.kind, self.home, self._items = kind, home, {}
+        self.kind, self.home, self.makes, self._items = kind, home, makes, {}
 
     def register(self, *names: str) -> Callable:
         "Decorator: the object under its own name, or under those given. A name that another object has is an error."
@@ -135,6 +136,8 @@ class Registry:
         **hints,  # what the caller knows; the function gets those that it has a parameter for, None counts as unknown
     ):  # what the function returns
         "Calls a builder with what is known. A parameter that nobody knows is an error that says how to give it."
+        if self.makes is not None and isinstance(what, self.makes):
+            return what
         make = self.resolve(what)
         if not callable(make):
             raise TypeError(f"{self.kind} is a {type(what).__name__}; give an object, a registered name or a function")
@@ -147,7 +150,11 @@ class Registry:
         if missing:
             raise TypeError(f"{self.kind} {what!r} needs {', '.join(missing)}, which the data does not say: build it "
                             f"first, with {missing[0]}=..., and pass the object")
-        return make(**hints)
+        built = make(**hints)
+        if self.makes is not None and not isinstance(built, self.makes):
+            found = f"{self.kind} {what!r} built a {type(built).__name__}"
+            raise TypeError(f"{found}, expected a {self.makes.__module__}.{self.makes.__name__}")
+        return built
 
     def __repr__(self):
         return f"{self.kind} names: {', '.join(self.names())}"
@@ -177,8 +184,8 @@ def _text(obj) -> str | dict:
         return {name: inspect.getsource(f) for name, f in vars(obj).items() if inspect.isfunction(f)}
     return inspect.getsource(obj)
 
-# %% ../nbs/00_core.ipynb #0885290a
-MODELS = Registry("model", "ptwrap.models")
+# %% ../nbs/00_core.ipynb #675ee188
+MODELS = Registry("model", "ptwrap.models", makes=torch.nn.Module)
 LOSSES = Registry("loss", "ptwrap.losses")
 OPTIMS = Registry("optimizer", "ptwrap.optim")
 SCHEDULES = Registry("schedule", "ptwrap.schedule")

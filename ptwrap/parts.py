@@ -98,10 +98,10 @@ class Parts:
     @loss_fn.setter
     def loss_fn(self, loss_fn):
         self._loss_fn = make_loss(loss_fn, self.data)
+        if isinstance(self._loss_fn, nn.Module):
+            self._loss_fn.to(self.runtime.device)  # first: it replaces the tensor of the class weights
         self.ignore, self.class_weight, self.first = ignored_index(self._loss_fn), class_weight(self._loss_fn), True
         suit_metrics(self._metrics, self._loss_fn)
-        if isinstance(self._loss_fn, nn.Module):
-            self._loss_fn.to(self.runtime.device)
 
     @property
     def metrics(self) -> dict:

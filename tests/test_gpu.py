@@ -70,3 +70,10 @@ def test_a_model_that_was_moved_away_is_named():
     learn.model.cpu()
     with pytest.raises(DeviceError, match="learn.model.to"):
         learn.fit(1)
+
+
+def test_class_weights_weigh_on_the_device():
+    x, y, loss_fn = torch.randn(12, 4), torch.arange(12) % 3, nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.5]))
+    learn = Learner(nn.Linear(4, 3), (None, DataLoader(TensorDataset(x, y), batch_size=5)), loss_fn)
+    expected = loss_fn(learn.model(x.to(GPU)), y.to(GPU)).item()
+    assert learn.validate()["valid_loss"] == pytest.approx(expected, rel=1e-4)

@@ -294,3 +294,10 @@ def test_the_look_for_nan_can_be_turned_off():
     learn = Learner(net(), loader(x), "ce", "sgd", lr=0.1, check_finite=False, device="cpu").fit(1)
     assert learn.state.step == 6 and math.isnan(learn.history.steps["grad_norm"][-1])
     assert not learn.model[0].weight.isfinite().any()
+
+
+def test_class_weights_are_those_that_moved_to_the_device():
+    learn = Learner(net(), loader(), "ce", device="cpu")
+    learn.runtime.device = torch.device("meta")  # stands in for a GPU
+    learn.loss_fn = nn.CrossEntropyLoss(torch.ones(3))
+    assert learn.class_weight is learn.loss_fn.weight and learn.class_weight.device.type == "meta"
