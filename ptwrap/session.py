@@ -121,7 +121,7 @@ class Session(Parts):
                                "self.optimizer_step(out), or count its own steps, self.state.step += 1")
 
     def end(self, exc: BaseException | None) -> BaseException | None:
-        """After the last batch, whatever happened: callbacks closed, no half window, the learning rate of before.
+        """After the last batch, whatever happened: callbacks closed, no half window, no worker left.
         Returns what `fit` should raise where no error is on its way: an interruption, or what a callback raised."""
         s, interrupted = self.state, isinstance(exc, KeyboardInterrupt)
         how = "interrupted" if interrupted else f"{type(exc).__name__}: {exc}" if exc is not None else \
@@ -133,7 +133,6 @@ class Session(Parts):
         self.history.ends.append(dict(how=how, epoch=s.epoch, batch=s.batch, step=s.step))
         if exc is not None:
             close_workers(exc, self.train_dl, *valid_sets(self.valid_dl).values())
-        self.restore_lr()
         later = [self.events.fire_all("on_exception", self, exc) if exc is not None else None,
                  self.events.fire_all("on_fit_end", self)]
         if exc is None:
