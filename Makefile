@@ -32,8 +32,8 @@ test: venv
 	$(BIN)/ty check
 	$(BIN)/pytest -m "not slow"
 
-slow: venv  # pytest's 5 means that there are no slow tests
-	$(BIN)/pytest -m slow || [ $$? -eq 5 ]
+slow: venv  # pytest's 5 means that there are no slow tests; -rs says what was skipped, and why
+	$(BIN)/pytest -m slow -rs || [ $$? -eq 5 ]
 
 docs: .venv/docs
 	@rm -rf _docs

@@ -20,7 +20,10 @@ from .learner import Learner
 from .losses import BinaryCrossEntropy
 from .metrics import *
 from .models import build_model, cnn, mlp
+from .script import Replay
 from .state import History, StepOutput, TrainState
+from .ui.base import View
+from .ui.live import LiveView
 from .ui.progress import TextView
 
 __all__ = [name for name in dir() if not name.startswith("_") and name != "fluent"]

@@ -108,6 +108,7 @@ class DataModule:
         self.valid_share, self.batch_size, self.drop_last = valid_share, batch_size, drop_last
         self.num_workers, self.seed, self.name, self.split = num_workers, seed, name, split
         self._train_dl = self._valid_dl = self._split_seed = None
+        self.made_by: tuple[str, dict] | None = None  # source of the data, where a script can make it again
 
     def setup(self, seed: int | None = None) -> "DataModule":
         "Splits and builds the loaders. A seed given to the constructor wins over this one."
@@ -156,7 +157,9 @@ class DataModule:
         "1,797 real handwritten digits, 8x8 grey, 10 classes, as float32 (N, 1, 8, 8) in 0..1. Ships with the package."
         with resources.files("ptwrap").joinpath("assets/digits.npz").open("rb") as f, np.load(f) as d:
             x, y = d["images"], d["labels"]
-        return cls(torch.from_numpy(x)[:, None].float() / 16, torch.from_numpy(y), **(dict(name="digits") | kwargs))
+        data = cls(torch.from_numpy(x)[:, None].float() / 16, torch.from_numpy(y), **(dict(name="digits") | kwargs))
+        data.made_by = ("DataModule.digits", kwargs)
+        return data
 
     def one_batch(self) -> list[Tensor]:
         "The first training batch, without moving the order of the run."

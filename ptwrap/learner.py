@@ -7,9 +7,8 @@ Docs: https://ptwrap.github.io/ptwrap/learner.html.md"""
 # %% auto #0
 __all__ = ['Learner']
 
-# %% ../nbs/46_learner.ipynb #9133adb6
+# %% ../nbs/46_learner.ipynb #391c4bdd
 import math
-import time
 
 import torch
 
@@ -46,7 +45,7 @@ class Learner(Session):
                        valid_every=valid_every, valid_every_steps=valid_every_steps)
             try:
                 self.fire("on_fit_start")
-                while not self.stop_reason and not self.plan.over(self.state):
+                while not self.over():
                     self.train_epoch()
             except KeyboardInterrupt as exc:
                 problem = self.end(exc)
@@ -62,7 +61,7 @@ class Learner(Session):
     def train_epoch(self) -> None:
         "One pass over `train_dl`, validation, and a row in the history."
         state, plan, history = self.state, self.plan, self.history
-        started, steps = time.perf_counter(), state.step + state.skipped
+        started, steps = self.clock(), state.step + state.skipped
         self.model.train()
         state.batch, self.validated, self.fresh = 0, {}, True
         self.fire("on_epoch_start")
@@ -80,7 +79,7 @@ class Learner(Session):
             if boundary:
                 if plan.valid_every_steps and out.stepped and state.step % plan.valid_every_steps == 0:
                     self.validated = {state.step: self.validate()}
-                if self.stop_reason or plan.reached(state):
+                if self.over():
                     break
         self.check_epoch(steps)
         self.log()
@@ -96,7 +95,7 @@ class Learner(Session):
             values = self.validated.get(state.step) or self.validate()
             row |= {k: v for k, v in values.items() if isinstance(v, float)}
         state.epoch, state.batch = row["epoch"], 0
-        row |= dict(lr=self.history.steps["lr"][-1], time_s=time.perf_counter() - started)
+        row |= dict(lr=self.history.steps["lr"][-1], time_s=self.clock() - started)
         state.note(row, loss_name(self.valid_dl if validates else None))
         self.history.epochs.append(row)
         self.fire("on_epoch_end", row)

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from .batch import Splitter, class_weight, ignored_index
 from .build import find_loaders, make_loss, make_model, make_opt, set_lr, suit_metrics
 from .callback import DEFAULT_CALLBACKS, Callback, Events
+from .control import Commands, LrFactor
 from .core import SCHEDULES, did_you_mean, seed_all
 from .metrics import as_metrics
 from .plan import Plan, n_batches, valid_sets
@@ -47,6 +48,10 @@ class Parts:
         """`runtime`: device='auto' | 'cpu' | 'cuda:1' | 'mps', amp='bf16' | 'fp16', scaler=dict(init_scale=...),
         clip_norm=, clip_value=, compile=True | dict(mode=...), check_finite=; see `Runtime`."""
         check_arguments(runtime)
+        defaults = dict(loss_fn=None, opt="adamw", metrics=(), lr=None, sched=None, seed=None, accumulate=1, data=None)
+        given = dict(model=model, data=data, loss_fn=loss_fn, opt=opt, metrics=metrics, lr=lr, sched=sched, seed=seed,
+                     accumulate=accumulate, **runtime)
+        self.given = {k: v for k, v in given.items() if k not in defaults or v is not defaults[k]}
         if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
             raise ValueError(f"accumulate={accumulate!r}: give a whole number of batches, 1 for none")
         self.state, self.history, self.runtime = TrainState(), History(), Runtime(**runtime)
@@ -56,6 +61,8 @@ class Parts:
         self.active = list(self.cbs)  # those of the fit that runs
         self.events: Events = Events(self.active)
         self.plan = Plan(accumulate=accumulate)
+        self.commands, self.by_hand = Commands(), LrFactor()  # what views may ask of a running fit
+        self.asked: dict = {}  # of the fit that runs, and the step at which it started
         self.stop_reason: str | None = None
         self.running = self.is_evaluating = False
         self.groups: list[dict] = []
@@ -153,7 +160,11 @@ class Parts:
 
     @lr.setter
     def lr(self, value: float):
+        before = self.lr
+        self.by_hand.end(self.opt)
         set_lr(self.opt, value)
+        if not self.running:  # inside a fit it is a callback's work
+            self.history.intervene(self.state, "set lr", value, before, value)
 
     @property
     def clip_norm(self) -> float | None:
@@ -172,10 +183,12 @@ class Parts:
         return self
 
     def remove(self, *cbs: Callback | type) -> "Parts":
-        "Removes callbacks, given as objects or by class; `learn.remove(TextView)` makes it quiet."
+        "Removes callbacks, given as objects or by class, subclasses too; `learn.remove(View)` makes it quiet."
+        kinds = tuple(r for r in cbs if isinstance(r, type))
         gone = [c for c in {id(c): c for c in [*self.cbs, *self.active]}.values()
-                if any(c is r or (isinstance(r, type) and type(c) is r) for r in cbs)]
-        defaults = [make for make in self.default_cbs if make not in cbs]
+                if isinstance(c, kinds) or any(c is r for r in cbs)]
+        defaults = [make for make in self.default_cbs
+                    if make not in cbs and not (isinstance(make, type) and issubclass(make, kinds))]
         if not gone and defaults == self.default_cbs:
             raise ValueError(f"no such callback; this learner has {[type(c).__name__ for c in self.cbs] or 'none'}")
         self.default_cbs = defaults
@@ -195,6 +208,8 @@ class Parts:
         parts = dict(model=self.model, loss_fn=loss, opt=self.opt, sched=ready, runtime=self.runtime, state=self.state,
                      history=self.history)
         d = {k: v.state_dict() for k, v in parts.items() if v is not None}
+        for group, lr in zip(d["opt"]["param_groups"], self.by_hand.scheduled):
+            group["lr"] = lr
         for group, old in zip(d["opt"]["param_groups"], self.groups):  # while a planned schedule runs: where it started
             group.update(old)
         return d | dict(callbacks=[[type(c).__name__, c.state_dict()] for c in self.cbs])

@@ -7,8 +7,9 @@ Docs: https://ptwrap.github.io/ptwrap/session.html.md"""
 # %% auto #0
 __all__ = ['FOREIGN', 'Session', 'close_workers', 'check_optimizer']
 
-# %% ../nbs/45b_session.ipynb #44a53323
+# %% ../nbs/45b_session.ipynb #c9c9951d
 import inspect
+import time
 import traceback
 from collections.abc import Iterable
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau
 
 from .callback import Callback, Events
+from .control import obey
 from .core import DeviceError, EmptyLoader, NonFinite, interruption, seed_all
 from .parts import Parts
 from .plan import make_plan, plan_schedule, valid_sets
@@ -46,6 +48,8 @@ class Session(Parts):
         finally:
             self.active, self.running, self.plan.reading = list(self.cbs), False, None
             self.events = Events(self.active)
+            self.commands.clear()
+            self.by_hand.end(self.opt)
             self.restore_lr()
 
     def restore_lr(self) -> None:
@@ -82,6 +86,8 @@ class Session(Parts):
         if self.sched is not None and not planned and not isinstance(self.sched, ConstantLR):
             plan.notes.append(f"{type(self.sched).__name__} moves with each optimizer step, not with each epoch")
         self.plan, self.active, self.events, self.stop_reason = plan, active, events, None
+        self.asked = {k: v for k, v in asked.items() if v is not None} | dict(first_step=self.state.step)
+        self.commands.clear()
         if self.seed is not None and self.state.step == 0:
             seed_all(self.seed)
             if self.order is not None and getattr(self.train_dl, "generator", None) is self.order[0]:
@@ -109,7 +115,21 @@ class Session(Parts):
         "Moves the schedule by one step; a planned one stays at its end where a loader gives more than it said."
         sched, total = self._sched, self.plan.total_steps
         if sched is not None and (self.sched_fn is None or total is None or sched.last_epoch < total):
+            if self.by_hand.scheduled:
+                self.by_hand.lift(self.opt)
             sched.step()
+            if self.by_hand.factor != 1.0:
+                self.by_hand.lay(self.opt)
+
+    def over(self) -> bool:
+        "Whether the fit ends here, between two optimizer steps: the one place where commands act."
+        if self.commands.queue:
+            obey(self)
+        return bool(self.stop_reason) or self.plan.over(self.state)
+
+    def clock(self) -> float:
+        "Seconds of a clock that stands still while the fit is paused."
+        return time.perf_counter() - self.commands.waited_s
 
     def check_epoch(self, steps: int) -> None:
         "Raises if an epoch had no batch, or no optimizer step though it had some; `steps` were done or skipped before."
@@ -130,7 +150,7 @@ class Session(Parts):
         self.model.zero_grad()
         self.runtime.reset()
         self.history.take_mean()
-        self.history.ends.append(dict(how=how, epoch=s.epoch, batch=s.batch, step=s.step))
+        self.history.ends.append(dict(how=how, epoch=s.epoch, batch=s.batch, step=s.step, asked=self.asked))
         if exc is not None:
             close_workers(exc, self.train_dl, *valid_sets(self.valid_dl).values())
         later = [self.events.fire_all("on_exception", self, exc) if exc is not None else None,

@@ -989,7 +989,7 @@ def test_b20_an_interrupt_inside_model_loss_or_data():
         flags = [m.training for m in learn.model.modules()]
         with pytest.raises(TrainingInterrupted):
             learn.fit(1)
-        assert learn.history.ends[-1] == dict(how="interrupted", epoch=0, batch=0, step=0)
+        assert learn.history.ends[-1].items() >= dict(how="interrupted", epoch=0, batch=0, step=0).items()
         assert [m.training for m in learn.model.modules()] == flags and torch.is_grad_enabled()
 
 
