@@ -32,7 +32,8 @@ class Task:
 
     def __init__(self, work: str):
         torch.manual_seed(0)
-        self.x, self.y, self.model, self.lr, batch_size = self.cnn() if work == "W2" else self.digits()
+        self.x, self.y, self.model, self.lr, batch_size = self.cnn() if work in ("W2", "W3") else self.digits()
+        batch_size = 48 if work == "W3" else batch_size
         self.opt = torch.optim.SGD(self.model.parameters(), lr=self.lr)
         self.loss_fn = nn.CrossEntropyLoss()
         if work == "one step":

@@ -17,7 +17,6 @@ from collections import deque
 import numpy as np
 import torch
 
-from ..core import NonFinite
 from ..plan import n_batches, valid_sets
 from .base import clock, column_format, exponent, rate, sig, size
 
@@ -98,6 +97,8 @@ ENDS = dict(done="done", stopped="stopped", interrupted="interrupted")
 class Feed:
     "Tells views about a learner: a full account, then additions."
 
+    facts_s = 0.5  # nobody reads numbers that change faster
+
     def __init__(
         self,
         learn,  # the learner
@@ -111,13 +112,13 @@ class Feed:
         self.fit_epoch, self.fit_step, self.skipped = learn.state.epoch, learn.state.step, learn.state.skipped
         self.epoch_row, self.sums = len(h), [0.0, 0.0, len(h)]  # of the running epoch: loss times n, n, rows read
         self.validated = 0  # batches of the validation that runs
-        self.problem: BaseException | None = None
         self.ends_before = len(h.ends)  # ends in the history when the fit began
+        self.told = ("", 0.0, [])  # state, time and facts, as told last
 
     def begin_fit(self) -> None:
         "A fit starts."
         learn = self.learn
-        self.meter, self.problem, self.ends_before = Meter(learn), None, len(learn.history.ends)
+        self.meter, self.ends_before = Meter(learn), len(learn.history.ends)
         self.fit_epoch, self.fit_step, self.skipped = learn.state.epoch, learn.state.step, learn.state.skipped
 
     def begin_epoch(self) -> None:
@@ -179,13 +180,13 @@ class Feed:
                 found.append(dict(x=self.row_of(row["step"]), kind="lr", text=text))
             elif row["command"] == "set lr" and row["step"]:
                 found.append(dict(x=self.row_of(row["step"]), kind="lr", text=f"lr {exponent(row['after'], 2)}"))
+        if self.whole and rows == self.first["rows"]:
+            starts = [end.get("asked", {}).get("first_step", 0) for end in h.ends] + [self.fit_step] * self.is_running
+            found += [dict(x=self.row_of(step), kind="fit", text=f"fit {i}") for i, step in enumerate(starts, 1) if i > 1]
+        how = h.ends[-1]["how"] if h.ends and not self.is_running else ""
+        if how.startswith("NonFinite"):  # the batch that broke the run is not among the rows
+            found.append(dict(x=len(h) + 1, kind="nan", text="NaN" if "nan" in how else "inf"))
         return found
-
-    def last_marks(self) -> list[dict]:
-        "At the end: the batch that broke the run, which is not among the rows."
-        if isinstance(self.problem, NonFinite):
-            return [dict(x=len(self.learn.history) + 1, kind="nan", text="NaN" if "nan" in str(self.problem) else "inf")]
-        return []
 
     def changes(self) -> list[dict]:
         "What was changed by hand, in words."
@@ -263,7 +264,9 @@ class Feed:
                  lr=learn.lr, scheduled=learn.lr / factor, factor=factor, best=self.best(), epoch=None, batch=None,
                  x_end=None, now=None)
         if self.is_running:
-            d |= self.bars() | dict(facts=self.facts())
+            if state != self.told[0] or time.perf_counter() - self.told[1] >= self.facts_s:
+                self.told = (state, time.perf_counter(), self.facts())
+            d |= self.bars() | dict(facts=self.told[2])
             d |= dict(now=self.now_row(columns)) if columns else {}
             d |= dict(line=f"at step {learn.state.step:,}") if state == "paused" else {}
             return d
@@ -326,8 +329,8 @@ class Feed:
             return dict(title=STATES["idle"], detail=["learn.fit(5) starts"], facts=[])
         how = learn.history.ends[-1]["how"].splitlines()[0]
         number, unit = rate(m.speed(whole=True)[0])
-        total = learn.plan.total_steps
-        where = f"Step {s.step:,}" + (f" of {self.fit_step + total:,}" if total else "")
+        total, first = learn.plan.total_steps, learn.history.ends[-1].get("asked", {}).get("first_step", 0)
+        where = f"Step {s.step:,}" + (f" of {first + total:,}" if total else "")
         where += f", epoch {s.epoch + (s.batch > 0):,}" + (f", after {clock(m.elapsed)}." if m.elapsed else ".")
         best = self.best()
         facts = [self.counted("epochs", s.epoch, self.fit_epoch), self.counted("steps", s.step, self.fit_step)]
@@ -343,15 +346,16 @@ class Feed:
             facts.append(_fact("skipped", f"{skipped:,}", after="steps skipped by the fp16 scaler"))
         if state == "done":
             return dict(title="Done", facts=facts)
+        facts = [fact for fact in facts if fact["key"] in ("best", "skipped") or self.whole]
         if state == "stopped":
             reason = how.partition(": ")[2]
             title = "Stopped by you" if reason == "by hand" else f"Stopped: {reason}"
-            return dict(title=title, facts=facts[4:], detail=[where, "Later cells run. learn.fit(...) trains on from here."])
+            return dict(title=title, facts=facts, detail=[where, "Later cells run. learn.fit(...) trains on from here."])
         if state == "interrupted":
             words = f"The kernel was interrupted: later cells of Run All did not run. Weights are those of step {s.step:,}."
-            return dict(title="Interrupted", facts=facts[4:], detail=[where, words])
+            return dict(title="Interrupted", facts=facts, detail=[where, words])
         kind, _, message = how.partition(": ")
-        return dict(title=f"Error: {kind}", facts=facts[4:], detail=[where, f"{message} The traceback is below."])
+        return dict(title=f"Error: {kind}", facts=facts, detail=[where, f"{message} The traceback is below."])
 
     def counted(self, name: str, total: int, before: int) -> dict:
         "Epochs or steps of this fit, and of all fits where there were others."

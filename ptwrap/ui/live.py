@@ -80,6 +80,11 @@ class WidgetScreen:
             with contextlib.suppress(ValueError):  # the page sends only what there is: this is not from our page
                 learn.commands.put(content.get("command"), content.get("value"))
 
+    def begin_fit(self) -> None:
+        "A fit starts under a view that was open before: can the page still be heard?"
+        self.heard, self.opened = False, time.perf_counter()
+        self.send_full()
+
     def controls(self) -> str:
         "Whether to draw buttons: 'on' once a message has arrived while the fit runs, 'off' if none did for 3 s."
         if not self.feed.is_running:
@@ -92,35 +97,37 @@ class WidgetScreen:
         self.table_at = 0.0
         self.send("full", meta=self.feed.meta())
 
-    def tick(self, last: bool = False) -> None:
+    def tick(self) -> None:
         "What is new."
         waited = time.perf_counter() - self.full_at
         if self.asked or (not self.heard and self.full_at - self.opened < 30 and waited > 0.3 + self.full_at - self.opened):
             self.send_full()
         else:
-            self.send("tick", last=last)
+            self.send("tick")
 
-    def send(self, kind: str, last: bool = False, **parts) -> None:
+    def send(self, kind: str, **parts) -> None:
         "One message with the parts that changed."
         feed, sent, h = self.feed, self.sent, self.feed.learn.history
         table = feed.table(sent["table"])
         status = feed.status(table["columns"]) | dict(controls=self.controls())
         changed = {k: v for k, v in status.items() if k not in self.status or self.status[k] != v}
+        if "now" in changed:
+            changed["now"] = wire(changed["now"])
         parts |= dict(status=changed) if changed else {}
         points, buffers = wire_points(feed.points(sent["rows"]))
         valid, validations = feed.valid(sent["validations"])
-        marks = feed.marks(sent["rows"], sent["interventions"]) + (feed.last_marks() if last else [])
+        marks = feed.marks(sent["rows"], sent["interventions"])
         new = dict(points=points if points["n"] else None, valid=valid, marks=marks, epochs=feed.epochs(sent["epochs"]))
         parts |= {k: v for k, v in new.items() if v}
-        if sent["table"] != len(h.epochs) and (last or kind == "full" or time.perf_counter() - self.table_at >= 1):
+        if sent["table"] != len(h.epochs) and time.perf_counter() - self.table_at >= 1:
             parts["table"], self.table_at, sent["table"] = table, time.perf_counter(), len(h.epochs)
-        if last:
+        if kind == "full" and not feed.is_running:
             parts["changes"] = feed.changes()
         if not parts:
             return
         self.status = status
         sent |= dict(rows=len(h), validations=validations, epochs=len(h.epochs), interventions=len(h.interventions))
-        self.widget.send(wire(dict(type=kind, **parts)), buffers)
+        self.widget.send(dict(type=kind, **{k: wire(v) if k != "status" else v for k, v in parts.items()}), buffers)
 
     def finish(self, html: str, text: str) -> None:
         "Static html takes the place of the widget."
@@ -144,7 +151,10 @@ class HtmlScreen:
         shot["status"]["controls"] = "off" if self.feed.is_running else "none"
         return {"text/html": to_html(shot), "text/plain": to_text(shot)}
 
-    def tick(self, last: bool = False) -> None:
+    def begin_fit(self) -> None:
+        self.shown = 0.0
+
+    def tick(self) -> None:
         if time.perf_counter() - self.shown >= self.every_s:
             self.shown = time.perf_counter()
             self.handle.update(self.bundle(), raw=True)
@@ -198,6 +208,8 @@ class LiveView(View):
             self.open(learn)
         else:
             self.feed.begin_fit()
+            if self.screen is not None:
+                self.screen.begin_fit()
         self.tick(learn, now=True)
 
     def on_epoch_start(self, learn):
@@ -216,9 +228,6 @@ class LiveView(View):
 
     def on_validate_end(self, learn, values):
         self.feed.meter.validation(learn, starts=False)
-
-    def on_exception(self, learn, exc):
-        self.feed.problem = exc
 
     def on_fit_end(self, learn):
         self.feed.meter.validation(learn, starts=False)
