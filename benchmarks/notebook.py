@@ -48,10 +48,11 @@ class Kernel:
 
     def __init__(self, tool: str):
         self.manager, self.client = start_new_kernel(extra_arguments=["--log-level=ERROR"])
+        self.opening = 0  # bytes of the last widget's opening message, which brings the code of the page
         self.run(SETUP.format(here=str(HERE), tool=tool))
 
     def run(self, code: str) -> tuple[float | None, int, int]:
-        "Runs a cell: the number that it found, messages and bytes sent by it (without its status messages)."
+        "Runs a cell: the number that it found, messages and bytes that it sends, without status and opening messages."
         found, messages, size, done = None, 0, 0, False
         request = self.client.execute(code)
         while not done:
@@ -61,9 +62,11 @@ class Kernel:
                 done = content["execution_state"] == "idle" and msg["parent_header"].get("msg_id") == request
                 continue
             messages += 1
-            size += len(json.dumps({k: msg[k] for k in ("header", "parent_header", "metadata", "content")}, default=str))
-            size += sum(len(part) for part in msg["buffers"])
+            parts = [json.dumps(msg[k], default=str) for k in ("header", "parent_header", "metadata", "content")]
+            size += sum(len(part) for part in [*parts, *msg["buffers"]])
             if kind == "comm_open":
+                opening = sum(map(len, parts))
+                size, self.opening = size - opening, max(self.opening, opening)
                 hello = dict(comm_id=content["comm_id"], data=dict(method="custom", content=dict(type="hello")))
                 self.client.shell_channel.send(self.client.session.msg("comm_msg", hello))
             elif kind == "stream":
@@ -92,6 +95,7 @@ def measure(tool: str, repeats: int) -> dict[str, float]:
             seconds, messages, size = kernel.run(RATE.format(pause=pause, epochs=epochs))
             rates.append((messages / seconds, size / seconds / 1e3))
         row["messages/s"], row["KB/s"] = (max(r) for r in zip(*rates))
+        row["KB opening"] = kernel.opening / 1e3
     finally:
         kernel.close()
     return row

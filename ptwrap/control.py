@@ -7,8 +7,7 @@ Docs: https://ptwrap.github.io/ptwrap/control.html.md"""
 # %% auto #0
 __all__ = ['COMMANDS', 'WAIT_S', 'Commands', 'LrFactor', 'put_lr', 'obey', 'wait']
 
-# %% ../nbs/43b_control.ipynb #87d76698
-import math
+# %% ../nbs/43b_control.ipynb #8b336774
 import time
 from collections import deque
 from numbers import Real
@@ -39,8 +38,7 @@ class Commands:
         if command not in COMMANDS:
             raise ValueError(f"unknown command {command!r}; {did_you_mean(str(command), COMMANDS)}")
         if command == "lr":
-            good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-            if not good:
+            if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value <= 1e6:
                 raise ValueError(f"the command 'lr' takes a factor on the schedule above 0, such as 0.3; got {value!r}")
             value = float(value)
         self.queue.append((command, value))

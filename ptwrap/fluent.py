@@ -7,17 +7,16 @@ Docs: https://ptwrap.github.io/ptwrap/fluent.html.md"""
 # %% auto #0
 __all__ = ['ui', 'show_once']
 
-# %% ../nbs/90_fluent.ipynb #76082dfe
-import sys
-
+# %% ../nbs/90_fluent.ipynb #25a6cd39
 from .callback import DEFAULT_CALLBACKS
 from .learner import Learner
 from .predict import predict
 from .script import to_script
 from .state import History
-from .ui.live import LiveView, display_kind
+from .ui.live import LiveView, ended_here
 from .ui.plot import plot_history
 from .ui.progress import TextView
+from .ui.screen import display_kind
 
 Learner.predict, Learner.to_script = predict, to_script
 History.plot = plot_history
@@ -33,8 +32,7 @@ def ui(learn: Learner) -> None:
 
 def show_once(learn: Learner) -> None:
     "As the last line of a cell a learner shows itself, except in the cell where its view has just ended."
-    shell = sys.modules["IPython"].get_ipython()
-    if getattr(learn, "shown_in", None) != shell.execution_count:
+    if ended_here(learn) is None:
         print(learn)
 
 

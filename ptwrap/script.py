@@ -7,13 +7,15 @@ Docs: https://ptwrap.github.io/ptwrap/script.html.md"""
 # %% auto #0
 __all__ = ['Replay', 'source', 'call', 'to_script', 'make_learner', 'set_lr', 'fit_lines']
 
-# %% ../nbs/61_script.ipynb #b25da724
+# %% ../nbs/61_script.ipynb #9e9b233d
+import math
 import warnings
 from functools import partial
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
-from pprint import pformat
 
+import numpy as np
 import torch
 
 from .callback import Callback
@@ -24,7 +26,7 @@ class Replay(Callback):
 
     def __init__(
         self,
-        at: dict[int, list[tuple]],  # optimizer step -> commands: {412: [("lr", 0.3)], 900: [("stop",)]}
+        at: dict[int, list[tuple]],  # optimizer step -> commands: {412: [("lr", 0.3)], 900: [("stop",)]}; time: ("time",)
     ):
         self.at = at
 
@@ -37,7 +39,10 @@ class Replay(Callback):
 
     def put(self, learn) -> None:
         for command in self.at.get(learn.state.step, ()):
-            learn.commands.put(*command)
+            if command == ("time",):
+                learn.plan.deadline = 0.0  # the minutes of the fit are over
+            else:
+                learn.commands.put(*command)
 
 # %% ../nbs/61_script.ipynb #318606f0
 def source(value, imports: set[str]) -> str:
@@ -47,6 +52,9 @@ def source(value, imports: set[str]) -> str:
         return f"[{', '.join(parts)}]" if isinstance(value, list) else f"({', '.join(parts)}{',' * (len(parts) == 1)})"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{source(k, imports)}: {source(v, imports)}" for k, v in value.items()) + "}"
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     if isinstance(value, (torch.dtype, torch.device)):
@@ -58,11 +66,13 @@ def source(value, imports: set[str]) -> str:
         imports.add("functools")
         args = [source(v, imports) for v in (value.func, *value.args)]
         return f"functools.partial({', '.join(args + [f'{k}={source(v, imports)}' for k, v in value.keywords.items()])})"
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if module in (None, "__main__") or getattr(import_module(module), name or "", None) is not value:
-        raise ValueError(f"a {type(value).__name__} made in this session")
-    imports.add(module)
-    return f"{module}.{name}"
+    module, name = getattr(value, "__module__", None) or "__main__", getattr(value, "__qualname__", None) or ""
+    homes = [] if module == "__main__" else accumulate(module.split("."), "{}.{}".format)
+    for home in homes:  # the shortest: torch.optim.SGD, though it is written in torch.optim.sgd
+        if getattr(import_module(home), name, None) is value:
+            imports.add(home)
+            return f"{home}.{name}"
+    raise ValueError(f"a {type(value).__name__} made in this session")
 
 
 def call(name: str, kwargs: dict, imports: set[str]) -> str:
@@ -87,6 +97,9 @@ def to_script(
     for number, end in enumerate(history.ends, 1):
         rows = by_fit.pop(number, [])
         lines += set_lr(rows) + fit_lines(end, [r for r in rows if r["command"] == "lr"])
+        if number < len(history.ends) and not end["how"].startswith(("done", "stopped")):
+            lines.append("# that fit broke off inside a batch: what it drew at random there is not drawn again, and the "
+                         "weights of the next ones may differ")
     lines += [line for rows in by_fit.values() for line in set_lr(rows)]
     changes = sum(row["command"] != "stop" for row in history.interventions)
     n = len(history.ends)
@@ -116,26 +129,24 @@ def make_learner(learn, imports: set[str]) -> str:
 
 def set_lr(rows: list[dict]) -> list[str]:
     "Lines for learning rates that were set between fits."
-    return [f"learn.lr = {row['after']!r}" for row in rows if row["command"] == "set lr"]
+    return [f"learn.lr = {source(float(row['after']), set())}" for row in rows if row["command"] == "set lr"]
 
 
 def fit_lines(end: dict, rows: list[dict]) -> list[str]:
     "One fit that takes the same optimizer steps, with its changes."
-    asked, first = dict(end["asked"]), end["asked"]["first_step"]
-    if end["step"] == first:
-        return [f"# a fit without a step: {end['how'].splitlines()[0]}"]
+    asked, how = dict(end["asked"]), end["how"].splitlines()[0]
+    if (asked.pop("first_step"), asked.pop("first_epoch"), 0) == (end["step"], end["epoch"], end["batch"]):
+        return [f"# a fit without a batch: {how}"]
     at: dict[int, list] = {}
     for row in rows:
         at.setdefault(row["step"], []).append(("lr", row["value"]))
-    asked.pop("first_step")
-    by_time = asked.pop("minutes", None) is not None
-    if by_time and not asked.keys() & {"epochs", "steps"}:
-        asked["steps"] = end["step"] - first
-    elif by_time or end["how"] != "done":
+    if how != "done":
         at.setdefault(end["step"], []).append(("stop",))
-    defaults = dict(valid_every=1)
-    args = [str(asked.pop("epochs"))] if "epochs" in asked else []
-    args += [f"{k}={v!r}" for k, v in asked.items() if defaults.get(k) != v]
-    args += [f"cbs=[Replay({pformat(at, width=100)})]"] if at else []
-    how = "" if end["how"] == "done" else f"  # {end['how'].splitlines()[0]} at step {end['step']:,}"
-    return [f"learn.fit({', '.join(args)}){how}"]
+    elif "minutes" in asked:
+        at.setdefault(end["step"], []).append(("time",))
+    if "minutes" in asked:
+        asked["minutes"] = 10_000  # it ends at that step, however fast the machine is
+    args = [source(asked.pop("epochs"), set())] if "epochs" in asked else []
+    args += [f"{k}={source(v, set())}" for k, v in asked.items() if (k, v) != ("valid_every", 1)]
+    args += [f"cbs=[Replay({source(at, set())})]"] if at else []
+    return [f"learn.fit({', '.join(args)})" + (f"  # {how} at step {end['step']:,}" if how != "done" else "")]

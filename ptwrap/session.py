@@ -86,7 +86,8 @@ class Session(Parts):
         if self.sched is not None and not planned and not isinstance(self.sched, ConstantLR):
             plan.notes.append(f"{type(self.sched).__name__} moves with each optimizer step, not with each epoch")
         self.plan, self.active, self.events, self.stop_reason = plan, active, events, None
-        self.asked = {k: v for k, v in asked.items() if v is not None} | dict(first_step=self.state.step)
+        start = dict(first_step=self.state.step, first_epoch=self.state.epoch)
+        self.asked = {k: v for k, v in asked.items() if v is not None} | start
         self.commands.clear()
         if self.seed is not None and self.state.step == 0:
             seed_all(self.seed)

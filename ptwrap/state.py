@@ -122,6 +122,11 @@ class History:
     def __len__(self) -> int:
         return len(self.steps["step"])
 
+    @property
+    def n_rows(self) -> int:
+        "Rows with those that are not on the host yet; `len` counts those on the host."
+        return len(self) + len(self._pending)
+
     def __repr__(self):
         return f"History of {len(self.epochs)} epochs, {len(self):,} batches; see to_frame() and plot()"
 

@@ -89,9 +89,17 @@ class FrontEnd:
 
     # What comes back
 
-    def read(self) -> None:
-        "One message of iopub."
-        self.messages.append(self.client.get_iopub_msg(timeout=WAIT_S))
+    def read_until(self, ready, what: str) -> None:
+        "Collects what comes on iopub until it is enough."
+        end = time.monotonic() + WAIT_S
+        while not ready():
+            left = end - time.monotonic()
+            try:
+                self.messages.append(self.client.get_iopub_msg(timeout=max(left, 0)))
+            except queue.Empty:
+                raise AssertionError(f"{what} did not come within {WAIT_S} s; the kernel says: "
+                                     f"{self.log.read_text()[-2000:]}") from None
+            assert left > 0, f"{what} did not come within {WAIT_S} s, other messages did"
 
     def of(self, request: str) -> list[dict]:
         return [m for m in self.messages if m["parent_header"].get("msg_id") == request]
@@ -101,12 +109,10 @@ class FrontEnd:
 
     def wait_idle(self, *requests: str) -> None:
         "Until each request is done. A cell that shows [*] for ever fails here."
-        while not all("idle" in self.statuses(r) for r in requests):
-            self.read()
+        self.read_until(lambda: all("idle" in self.statuses(r) for r in requests), "an idle status")
 
     def wait_text(self, request: str, text: str) -> None:
-        while text not in self.text(request):
-            self.read()
+        self.read_until(lambda: text in self.text(request), repr(text))
 
     def text(self, request: str) -> str:
         "What a request printed."

@@ -26,6 +26,8 @@ def hear(msg):
     if data == 'print': print('from the handler')
     if data == 'answer': wire.send('an answer')
     if data == 'fail': 1 / 0
+    if data == 'pump':
+        for _ in range(50): ran.append(kernel_pump().pump()); time.sleep(0.001)
     if data == 'hang':
         while True: time.sleep(0.02); print('tick', flush=True)
 
@@ -37,7 +39,7 @@ def new_wire():
 
 def got(what): return any(data == what for data, *_ in heard)
 
-if ipykernel.__version__.startswith('7.3'):  # where a request and a reply cross it may sleep for ever, without a pump too
+if ipykernel.__version__.startswith('7.3'):  # a request that crosses a reply may wait for ever, without a pump too
     from tornado.ioloop import PeriodicCallback
     bell = PeriodicCallback(kernel.shell_stream.flush, 20)
     kernel.shell_channel_thread.io_loop.add_callback(bell.start)
@@ -108,6 +110,8 @@ def test_messages_are_handled_during_the_cell_on_the_main_thread(front):
     front.wait_idle(*said)  # while the cell is busy: only the next message ends it
     assert front.statuses(busy)[0] == "busy" and "idle" not in front.statuses(busy)
     assert end(front, busy) == ["ok"]
+    owners = [m["parent_header"]["msg_id"] for m in front.messages if m["msg_type"] == "status"]
+    assert [owner == busy for owner in owners[-4:]] == [False, False, True, True]  # busy is shown again before the end
     assert front.value("heard") == [[what, "busy", True] for what in (0, 1, 2, "go")]
     assert [front.statuses(r) for r in said] == [["busy", "idle"]] * 3
 
@@ -191,8 +195,9 @@ def test_a_silent_cell(front):
 def test_two_loops_and_two_pumps_in_a_cell(front):
     busy = start(front, "first = train('busy', 'one'); second = train('again', pump=KernelPump)")
     late = front.run("ran.append('late')")
-    for what in ("one", "two"):
-        front.wait_idle(front.say(front.wire, what))
+    front.say(front.wire, "one")
+    front.wait_text(busy, "starts\n" * 2)
+    front.wait_idle(front.say(front.wire, "two"))
     assert end(front, busy, late) == ["ok", "ok"]
     assert front.value("[where for _, where, _ in heard]") == ["busy", "again", "again"]
     assert front.value("[first is kernel_pump(), second is first, first.on, second.on]") == [True, False, True, True]
@@ -205,6 +210,13 @@ def test_an_error_in_a_handler_is_logged(front):
     assert front.statuses(failed) == ["busy", "idle"]
     assert "ZeroDivisionError" in front.log.read_text() + front.text(failed)
     assert front.value("kernel_pump().on")
+
+
+def test_a_handler_that_pumps(front):
+    busy = start(front, "train('busy')")
+    front.say(front.wire, "pump")
+    assert end(front, busy) == ["ok"]
+    assert front.value("[sum(ran), [data for data, *_ in heard]]") == [0, ["pump", "go"]]
 
 
 def test_messages_survive_interrupts(front):
@@ -237,14 +249,17 @@ train('busy', 'never')
 """
 
 
-@pytest.mark.parametrize("place", ["kernel_pump().stream.socket.recv_multipart", "kernel_pump().take", "kernel_pump().give",
-                                   "kernel.session.unpack", "kernel.set_parent", "kernel._publish_status"])
+PLACES = ["kernel_pump().stream.socket.recv_multipart", "kernel_pump().take", "kernel_pump().give",
+          "kernel.session.unpack", "kernel.set_parent", "kernel._publish_status"]
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_an_interrupt_in_the_middle_of_a_message(front, place):
     owner, _, name = place.rpartition(".")
     busy = start(front, PRESS.format(owner=owner, name=name))
-    front.send("comm_info_request", {})  # so that there is one to give, too
     said = front.say(front.wire, "hello")
-    front.wait_idle(busy, said)
+    info = front.send("comm_info_request", {})
+    front.wait_idle(busy, said, info)
     assert front.reply(busy)["ename"] == "KeyboardInterrupt"
     assert front.value("[[data for data, *_ in heard], kernel_pump().on]") == [["hello"], True]
 

@@ -19,6 +19,7 @@ SITE = PROJECT["urls"]["Documentation"]
 SECTIONS = {"tutorials": "Tutorials", "explanation": "Explanation", "": "Reference"}  # folder of nbs/ -> caption
 DROPPED = {"hide", "default_exp", "exporti"}
 TAGS = {("echo", "false"): "remove-input", ("output", "false"): "remove-output", ("code-fold", ""): "hide-input"}
+PICTURE = re.compile(r"!\[[^\]]*\]\([^)]*\)\n*")
 LINK = re.compile(r"\]\((?![a-z]+:)([^)\s]*?)(?:\d+[a-z]*_)?([^)/\s]+)\.ipynb(?=[)#])")  # ](folder/00_name.ipynb
 
 
@@ -131,8 +132,9 @@ def stage() -> None:
         kernel = dict(name="python3", display_name="python3", language="python")
         book = dict(cells=cells, metadata=dict(kernelspec=kernel), nbformat=4, nbformat_minor=4)
         write(f"{page}.ipynb", json.dumps(book))
-        write(f"_extra/{page}.html.md", plain(path))
+        write(f"_extra/{page}.html.md", PICTURE.sub("", plain(path)))
     write("api.md", api(pages))
+    shutil.copytree(NBS / "images", OUT / "images")
 
 
 def write(name: str, words: str) -> None:
@@ -146,6 +148,7 @@ if __name__ == "__main__":
         case ["docs"]:
             stage()
         case ["readme"]:
-            (ROOT / "README.md").write_text(plain(NBS / "index.ipynb"), encoding="utf-8")
+            words = plain(NBS / "index.ipynb").replace("](images/", "](nbs/images/")
+            (ROOT / "README.md").write_text(words, encoding="utf-8")
         case _:
             sys.exit(__doc__)

@@ -44,6 +44,8 @@ def _guarded(method):
                 what = f"{type(self).__name__} shows no more progress ({type(exc).__name__}: {exc})"
                 warnings.warn(f"{what}; training goes on", stacklevel=2)
                 self.substitute = self.instead(args[0])
+                if method.__name__ in ("on_fit_start", "on_epoch_start"):
+                    return  # the substitute has heard of these
         if self.substitute is not None:
             getattr(self.substitute, method.__name__)(*args)
     return call

@@ -1,4 +1,4 @@
-// The live view of a fit: one anywidget. All data comes in custom messages; names from the data become text, never html.
+// The live view of a fit: one anywidget. All data comes in custom messages; names from it become text, never html.
 
 const STOPS = [0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99];  // of the smoothing slider
 const ENDED = new Set(["done", "stopped", "interrupted", "error", "idle"]);
@@ -32,7 +32,8 @@ function put(node, text, attrs) {  // touches only what differs, so that a tick 
 }
 
 const flag = (node, name, on) => node.classList.toggle(`ptw-${name}`, on);
-const icon = (name) => make("svg.icon", {viewBox: "0 0 16 16", "aria-hidden": true}, make("path", {d: ICONS[name], "fill-rule": "evenodd"}));
+const icon = (name) => make("svg.icon", {viewBox: "0 0 16 16", "aria-hidden": true},
+  make("path", {d: ICONS[name], "fill-rule": "evenodd"}));
 
 function button(spec, act, ...children) {
   const node = make(`button.${spec}`, {type: "button"}, ...children);
@@ -93,7 +94,8 @@ function cellText(v, format) {
   if (typeof v === "string") return format === "text" ? v : minus(v);
   if (!Number.isFinite(v)) return Number.isNaN(v) ? "NaN" : v > 0 ? "inf" : "−inf";
   if (format === "exp") return exponent(v, 2);
-  return format === "time" ? took(v) : format === "int" ? grouped(v) : format === "text" ? String(v) : fixed(v, Number(format[5]));
+  if (format === "int" || format === "text") return grouped(v);
+  return format === "time" ? took(v) : fixed(v, Number(format[5]));
 }
 
 function lossText(v) {
@@ -108,7 +110,8 @@ function normText(v) {  // 3 digits
 
 function tickText(v) {  // the shortest exact form
   const exact = Number(v.toPrecision(6));
-  return v && (Math.abs(v) < 0.009 || Math.abs(v) >= 1e5) ? exponent(exact) : exact >= 1000 ? grouped(exact) : minus(String(exact));
+  if (v && (Math.abs(v) < 0.009 || Math.abs(v) >= 1e5)) return exponent(exact);
+  return exact >= 1000 ? grouped(exact) : minus(String(exact));
 }
 
 function cut(name, most = 14) {  // valid_macro…f1: a short last word stays whole
@@ -135,10 +138,13 @@ class Store {  // what all views of one model share
   }
 
   reset() {
-    Object.assign(this, {n: 0, ready: false, status: {}, meta: {x_name: "step", x0: 0}, epochs: [], marks: [], valid: new Map(),
-      columns: [], rows: new Map(), best: null, best_of: null, better: "low", changes: []});
-    const floats = () => new Float32Array(1024);
-    this.cols = {loss: floats(), grad_norm: floats(), lr: floats(), step: new Int32Array(1024), smooth_loss: floats(), smooth_norm: floats()};
+    this.version += 1;  // tells the charts that they know nothing any more
+    Object.assign(this, {n: 0, ready: false, status: {}, meta: {x_name: "step", x0: 0}, epochs: [], marks: [],
+      valid: new Map(), columns: [], rows: new Map(), best: null, best_of: null, better: "low", partial: "",
+        changes: []});
+    this.cols = {step: new Int32Array(1024)};
+    for (const key of ["loss", "grad_norm", "lr", "smooth_loss",
+      "smooth_norm"]) this.cols[key] = new Float32Array(1024);
     this.smoothen();
   }
 
@@ -180,8 +186,9 @@ class Store {  // what all views of one model share
 
   average(from) {  // running means with bias correction; what is not finite is skipped and left out
     const beta = STOPS[this.stop];
-    for (const [raw, out, state] of [["loss", "smooth_loss", this.means[0]], ["grad_norm", "smooth_norm", this.means[1]]]) {
-      const values = this.cols[raw], smooth = this.cols[out];
+    const {loss, smooth_loss, grad_norm, smooth_norm} = this.cols;
+    for (const [values, smooth, state] of [[loss, smooth_loss, this.means[0]],
+        [grad_norm, smooth_norm, this.means[1]]]) {
       let [mean, weight] = state;
       for (let i = from; i < this.n; i++) {
         const v = values[i], ok = v - v === 0;  // neither NaN nor inf
@@ -197,7 +204,6 @@ class Store {  // what all views of one model share
 
   smoothen(stop = this.stop) {  // from the beginning, with another stop
     this.stop = stop;
-    this.version += 1;  // tells the charts that they know nothing any more
     this.means = [[0, 0], [0, 0]];
     this.average(0);
     for (const view of this.views) view.smoothed();
@@ -218,13 +224,17 @@ class Head {  // the state, and what acts on training
     this.glyph = icon("disc");
     this.title = make("span.title");
     this.line = make("span.line");
-    this.slider = slider("learning rate", {min: -2, max: 1, step: 0.01, stop: 0.05}, (v) => this.setLr(v), () => this.sendLr());
-    this.follow = button("follow", () => this.setLr(0), "follow schedule");
+    const range = {min: -2, max: 1, step: 0.01, stop: 0.05};  // log10 of the factor
+    this.slider = slider("learning rate", range, (v) => this.setLr(v), () => this.sendLr());
+    this.follow = button("follow", () => {
+      this.slider.node.focus();  // the button goes, the focus stays in the view
+      this.setLr(0);
+    }, "follow schedule");
     this.read = make("b.read");
     this.words = {pause: make("span"), step: make("span"), stop: make("span")};
     this.icons = {pause: icon("paused"), step: icon("step"), stop: icon("stopped")};
     this.group = make("div.group", {role: "group", "aria-label": "training"},
-      ...["pause", "step", "stop"].map((name) => button(name, () => this.press(name), this.icons[name], this.words[name])));
+      ...["pause", "step", "stop"].map((n) => button(n, () => this.press(n), this.icons[n], this.words[n])));
     this.nodes = [make("div.head", {}, this.glyph, this.title, this.line),
       make("div.lr", {}, this.follow, make("span", {}, "lr"), this.slider.node, this.read), this.group,
       make("div.hint", {}, "Use the stop button of the notebook to stop.")];
@@ -243,6 +253,7 @@ class Head {  // the state, and what acts on training
   }
 
   setLr(log10) {
+    if (this.over) return this.update();
     const factor = Math.abs(log10) < 0.03 ? 1 : Number((10 ** log10).toPrecision(4));
     this.want.lr = {factor, done: (s) => !this.timer && Math.abs(s.factor / factor - 1) < 0.005};
     if (!this.timer) this.sendLr();
@@ -259,7 +270,7 @@ class Head {  // the state, and what acts on training
   }
 
   update() {
-    const s = this.store.status, {want} = this, over = ENDED.has(s.state) || s.state === "stopping";
+    const s = this.store.status, {want} = this, over = this.over = ENDED.has(s.state) || s.state === "stopping";
     for (const name in want) if (over || want[name].done(s)) delete want[name];
     if (!want.lr) this.sent = null;
     const factor = want.lr?.factor ?? s.factor ?? 1, lr = exponent(want.lr ? s.scheduled * factor : s.lr ?? 0, 2);
@@ -289,7 +300,8 @@ class Bars {
     this.bars = ["epoch", "batch"].map((name) => {
       const fill = make("div.fill"), text = make("b"), of = make("span"), label = make("span.barname", {}, name);
       const track = make("div.track", {role: "progressbar"}, fill);
-      return {name, fill, text, of, label, track, node: make("div.bar", {}, label, track, make("span.count", {}, text, of))};
+      const node = make("div.bar", {}, label, track, make("span.count", {}, text, of));
+      return {name, fill, text, of, label, track, node};
     });
     this.node = make("div.bars", {}, ...this.bars.map((bar) => bar.node));
   }
@@ -301,20 +313,25 @@ class Bars {
 
   show({name, fill, text, of, label, track}, part) {
     const title = part.name ?? name, total = part.total && (part.of ?? grouped(part.total));
-    const share = part.total ? Math.min(1, Math.max(0, part.n / part.total)) : part.n % 1;  // without an end: of its epoch
+    const share = part.total ? Math.min(1, Math.max(0, part.n / part.total)) : part.n % 1;  // no end: of the epoch
     const parts = name === "epoch" && part.total > 1 && part.total <= 60 ? part.total : 0;
     put(label, title);
     put(text, part.text);
     put(of, total ? ` / ${total}` : "");
-    put(fill, null, {style: `transform: scaleX(${share.toFixed(4)})`});
-    put(track, null, {style: parts ? `--parts: ${parts}` : "", class: `ptw-track ptw-${parts ? "parts" : "plain"}`, "aria-label": title,
-      "aria-valuenow": Math.round(100 * share), "aria-valuetext": `${title} ${part.text}${total ? ` of ${total}` : ""}`});
+    fill.style.transform = `scaleX(${share.toFixed(4)})`;
+    track.style.setProperty("--parts", parts);
+    flag(track, "parts", parts);
+    put(track, null, {"aria-label": title, "aria-valuenow": Math.round(100 * share),
+      "aria-valuetext": `${title} ${part.text}${total ? ` of ${total}` : ""}`});
   }
 }
 
 class Facts {  // ready-made words
   constructor() {
-    Object.assign(this, {list: make("div.facts"), wide: make("div.wide"), detail: make("div.detail"), known: new Map(), keys: null});
+    this.known = new Map();
+    this.list = make("div.facts");
+    this.wide = make("div.wide");
+    this.detail = make("div.detail");
     this.node = make("div.factrow", {}, this.list, this.wide);
   }
 
@@ -337,8 +354,8 @@ class Facts {  // ready-made words
       this.known.set(key, {node: make("span.fact", {"data-key": key}, ...parts), parts, length: 0});
     }
     const fact = this.known.get(key), {node, parts} = fact;
-    const texts = [before && `${before} `, value, after && (/^[,;:]/.test(after) ? after : ` ${after}`)].map((t) => String(t ?? ""));
-    texts.forEach((text, i) => put(parts[i], text));
+    const texts = [before && `${before} `, String(value ?? ""), after && (/^[,;:]/.test(after) ? after : ` ${after}`)];
+    texts.forEach((text, i) => put(parts[i], text ?? ""));
     const length = texts.join("").length;
     if (length <= fact.length) return;
     fact.length = length;  // it keeps the width that it once had, so that nothing beside it moves
@@ -352,7 +369,7 @@ class Table {  // a row an epoch: the first, the best and the last 20, or all
     const table = make("table.table", {"aria-label": "epochs"}, make("thead", {}, this.head), this.body);
     this.scroller = make("div.scroll", {tabindex: 0, role: "region", "aria-label": "table of epochs"}, table);
     this.more = button("small", () => { this.all = !this.all; this.fill(); });
-    this.newest = button("small", () => { this.follow = true; this.settle(); }, "newest");
+    this.newest = button("small", () => { this.follow = true; this.scroller.focus(); this.settle(); }, "newest");
     this.node = make("div.tablebox", {}, this.scroller, make("div.foot", {}, this.more, this.newest));
     this.scroller.addEventListener("scroll", () => {
       const {scrollTop, scrollHeight, clientHeight} = this.scroller;
@@ -370,10 +387,11 @@ class Table {  // a row an epoch: the first, the best and the last 20, or all
       return cell;
     }));
     const from = keys.length - (this.all ? 2000 : 20), shown = [];
+    const gap = (text) => make("tr.gap", {}, make("td", {colspan: columns.length}, text));
     let next = 0;
     keys.forEach((key, i) => {
       if (i && i < from && key !== best) return;
-      if (i > next) shown.push(make("tr.gap", {}, make("td", {colspan: columns.length}, `epochs ${keys[next]}–${keys[i - 1]}`)));
+      if (i > next) shown.push(gap(`epochs ${keys[next]}–${keys[i - 1]}`));
       shown.push(this.row(rows.get(key), key === best ? "best" : ""));
       next = i + 1;
     });
@@ -386,11 +404,13 @@ class Table {  // a row an epoch: the first, the best and the last 20, or all
   }
 
   kind({key, format}) {
-    return (key === "epoch" ? "ptw-epoch" : key === this.store.best_of ? "ptw-watched" : "") + (format === "text" ? " ptw-words" : "");
+    if (key === "epoch") return "ptw-epoch";
+    return key === this.store.best_of ? "ptw-watched" : format === "text" ? "ptw-words" : "";
   }
 
   row(data, tag) {
-    const row = make(tag ? `tr.${tag}` : "tr", {"data-epoch": data[0]}, ...this.store.columns.map((c) => make("td", {class: this.kind(c)})));
+    const cells = this.store.columns.map((c) => make("td", {class: this.kind(c)}));
+    const row = make(tag ? `tr.${tag}` : "tr", {"data-epoch": data[0]}, ...cells);
     if (tag) row.firstChild.append(new Text(), make("span.tag", {}, tag));
     this.write(row, data);
     return row;
@@ -429,8 +449,9 @@ class Bins {  // lowest and highest value per pixel column: no spike is lost, an
   update(key, {cols: {loss}, meta: {x0}, n}, values, {a, b, w}, log) {
     if (key !== this.key) {
       const column = (Type, fill) => new Type(w + 1).fill(fill);
-      Object.assign(this, {key, lo: column(Float32Array, NaN), hi: column(Float32Array, NaN), loAt: column(Int32Array, 0),
-        hiAt: column(Int32Array, 0), gap: column(Int32Array, -1), left: 0, upto: Math.max(0, Math.floor(a - x0) - 2)});
+      Object.assign(this, {key, left: 0, upto: Math.max(0, Math.floor(a - x0) - 2), gap: column(Int32Array, -1),
+        lo: column(Float32Array, NaN), hi: column(Float32Array, NaN), loAt: column(Int32Array, 0),
+          hiAt: column(Int32Array, 0)});
     }
     const {lo, hi, loAt, hiAt, gap} = this, scale = w / (b - a), end = Math.min(n, Math.ceil(b - x0) + 1);
     for (let i = this.upto; i < end; i++) {
@@ -484,7 +505,10 @@ class Bins {  // lowest and highest value per pixel column: no spike is lost, an
 
 function quantiles(values, from, to, shares, positive) {  // of at most 20,000 finite ones
   const stride = Math.ceil((to - from) / 20000) || 1, some = [];
-  for (let i = from; i < to; i += stride) if (values[i] - values[i] === 0 && !(positive && values[i] <= 0)) some.push(values[i]);
+  for (let i = from; i < to; i += stride) {
+    const v = values[i];
+    if (v - v === 0 && !(positive && v <= 0)) some.push(v);
+  }
   const sorted = Float32Array.from(some).sort();
   return some.length ? shares.map((q) => sorted[Math.min(some.length - 1, Math.floor(q * some.length))]) : null;
 }
@@ -496,8 +520,10 @@ function roundStep(span, most, ones) {  // a round number, at most so many times
 
 function logAxis(lo, hi, most) {  // ends that are 1, 2 or 5 times a power of ten, and where to label
   const all = [], isTen = (s) => Math.abs(Math.log10(s) - Math.round(Math.log10(s))) < 1e-9;
-  for (let p = Math.floor(Math.log10(lo)) - 1; p <= Math.log10(hi) + 1; p++) for (const m of [1, 2, 5]) all.push(Number(`${m}e${p}`));
-  const first = all.findLastIndex((s) => s <= lo * 1.0001), last = Math.max(first + 1, all.findIndex((s) => s >= hi * 0.9999));
+  for (let p = Math.floor(Math.log10(lo)) - 1; p <= Math.log10(hi)
+    + 1; p++) all.push(...[1, 2, 5].map((m) => Number(`${m}e${p}`)));
+  const first = all.findLastIndex((s) => s <= lo * 1.0001);
+  const last = Math.max(first + 1, all.findIndex((s) => s >= hi * 0.9999));
   const range = all.slice(first, last + 1), tens = range.filter(isTen), every = Math.ceil(tens.length / most);
   const ticks = range.length <= most || tens.length < 2 ? range : tens.filter((_, i) => i % every === 0);
   return {lo: range[0], hi: range.at(-1), ticks};
@@ -505,13 +531,14 @@ function logAxis(lo, hi, most) {  // ends that are 1, 2 or 5 times a power of te
 
 class Chart {
   constructor(store) {
-    Object.assign(this, {store, zoom: null, log: false, off: new Set(["lr"]), hover: null, bins: {}, drawn: 0, timer: 0, frame: 0});
+    Object.assign(this, {store, zoom: null, log: false, off: new Set(["lr"]), hover: null, bins: {}});
+    Object.assign(this, {drawn: 0, timer: 0, frame: 0});
     this.canvas = make("canvas.canvas");
     this.over = make("canvas.canvas");  // crosshair and selection
     this.probe = make("span.probe");
     this.box = make("div.box");
-    this.reset = button("reset", () => this.setZoom(null), "reset zoom");
-    this.plot = make("div.plot", {tabindex: 0, role: "img", "aria-label": "train loss"}, this.canvas, this.over, this.probe);
+    this.reset = button("reset", () => { this.plot.focus(); this.setZoom(null); }, "reset zoom");
+    this.plot = make("div.plot", {tabindex: 0, role: "img"}, this.canvas, this.over, this.probe);
     this.caption = make("div.caption");
     this.node = make("div.chart", {}, this.plot, this.box, this.reset, this.caption);
     flag(this.reset, "none", true);
@@ -535,12 +562,10 @@ class Chart {
     this.font = getComputedStyle(this.node).fontFamily;
   }
 
-  resize(w = this.w) {
-    const h = Math.round(Math.min(334, Math.max(280, w * 0.56))), dpr = devicePixelRatio || 1;
-    if (w === this.w && h === this.h && dpr === this.dpr) return;
+  resize(w = this.w, h = this.h) {
+    const dpr = devicePixelRatio || 1, size = {width: Math.round(w * dpr), height: Math.round(h * dpr)};
     Object.assign(this, {w, h, dpr});
-    this.plot.style.height = `${h}px`;
-    for (const c of [this.canvas, this.over]) Object.assign(c, {width: Math.round(w * dpr), height: Math.round(h * dpr)});
+    for (const canvas of [this.canvas, this.over]) Object.assign(canvas, size);
   }
 
   // ---- axes
@@ -557,11 +582,15 @@ class Chart {
     const key = [s.version, a, b, this.w, this.h, this.log, grown, s.epochs.length, ...this.off].join();
     if (key === this.known) return this.ax;
     this.known = key;
-    const shown = (name) => !this.off.has(name), i0 = Math.max(0, Math.floor(a - s.meta.x0) - 1), i1 = Math.min(s.n, Math.ceil(b - s.meta.x0));
-    const norm = shown("grad norm") ? quantiles(s.cols.grad_norm, Math.min(20, s.n >> 1), s.n, [0.005, 0.995], true) : null;
-    const left = 40, right = Math.max(left + 50, this.w - 90), bottom = this.h - 24, lossBottom = norm ? bottom - 76 : bottom;
+    // the first steps would stretch the axes
+    const shown = (name) => !this.off.has(name), early = Math.min(20, s.n >> 1);
+    const norm = shown("grad norm") ? quantiles(s.cols.grad_norm, early, s.n, [0.005, 0.995], true) : null;
+    const left = 40, right = Math.max(left + 50, this.w - 90), bottom = this.h - 24;
+    const lossBottom = norm ? bottom - 76 : bottom;
     this.ax = {a, b, left, right, w: right - left, top: 26, bottom, lossBottom, norm: norm && logAxis(...norm, 3)};
-    const range = shown("train") ? quantiles(s.cols.loss, i1 - i0 > 40 ? Math.max(20, i0) : i0, i1, [0.01, 0.99], this.log) : null;
+    const from = Math.floor(a - s.meta.x0) - 1, to = Math.min(s.n, Math.ceil(b - s.meta.x0));
+    const range = shown("train") ? quantiles(s.cols.loss, Math.max(from, Math.min(early, to - 20), 0), to,
+      [0.01, 0.99], this.log) : null;
     this.ax.loss = this.lossAxis(range, [...s.valid].filter(([name]) => shown(name)).flatMap(([, points]) => points));
     return this.ax;
   }
@@ -569,7 +598,8 @@ class Chart {
   lossAxis(range, points) {
     let [lo, hi] = range ?? [Infinity, -Infinity];
     for (const {x, value: v} of points) {  // a lone far one is drawn at the edge
-      if (x < this.ax.a || x > this.ax.b || v - v !== 0 || (this.log && v <= 0) || (range && v > 4 * range[1])) continue;
+      const far = range && v > 4 * range[1];
+      if (far || x < this.ax.a || x > this.ax.b || v - v !== 0 || (this.log && v <= 0)) continue;
       lo = Math.min(lo, v);
       hi = Math.max(hi, v);
     }
@@ -577,7 +607,8 @@ class Chart {
     if (this.log) return logAxis(lo, hi, 7);
     lo = Math.min(lo, 0);
     hi = hi > lo ? hi : lo + 1;
-    const step = roundStep(hi - lo, 5, [1, 2, 2.5, 5, 10]), first = Math.floor(lo / step + 1e-9), last = Math.ceil(hi / step - 1e-9);
+    const step = roundStep(hi - lo, 5, [1, 2, 2.5, 5, 10]);
+    const first = Math.floor(lo / step + 1e-9), last = Math.ceil(hi / step - 1e-9);
     const ticks = Array.from({length: last - first + 1}, (_, i) => (first + i) * step);
     const decimals = [0, 1, 2, 3].find((d) => Math.abs(step * 10 ** d - Math.round(step * 10 ** d)) < 1e-6);
     return {lo: ticks[0], hi: ticks.at(-1), ticks, decimals: hi < 1e5 ? decimals : undefined};
@@ -605,17 +636,18 @@ class Chart {
     if (devicePixelRatio !== this.dpr) this.resize();
     if (!this.w) return;
     if (!this.ink) this.recolour();
-    const ctx = this.begin(this.canvas), {top, lossBottom, bottom, norm} = this.axes(), shown = (name) => !this.off.has(name);
+    const ctx = this.begin(this.canvas), {top, lossBottom, bottom, norm} = this.axes();
+    const shown = (name) => !this.off.has(name);
     this.labels = [];
     this.notes = [];
     this.frameOf(ctx);
     this.inside(ctx, top, lossBottom, () => {
       if (shown("lr")) this.drawLr(ctx);
-      if (shown("train")) this.series(ctx, "train", "loss", "smooth_loss", this.ink.train, (v) => this.lossY(v), this.log, lossText);
+      if (shown("train")) this.series(ctx, "train", "loss", "smooth_loss", (v) => this.lossY(v), this.log, lossText);
       this.drawValid(ctx);
     });
     if (norm) this.inside(ctx, lossBottom + 4, bottom, () =>
-      this.series(ctx, "norm", "grad_norm", "smooth_norm", this.ink.grad, (v) => this.normY(v), true, normText));
+      this.series(ctx, "norm", "grad_norm", "smooth_norm", (v) => this.normY(v), true, normText));
     this.drawBest(ctx);
     this.drawMarks(ctx);
     this.directLabels(ctx);
@@ -643,11 +675,12 @@ class Chart {
   }
 
   shape(ctx, points, style, how = "stroke") {
-    Object.assign(ctx, {fillStyle: style.colour, strokeStyle: style.colour, lineWidth: style.width ?? 1, lineCap: "butt"});
-    ctx.setLineDash(style.dash ?? []);
+    const {colour, width = 1, dash = [], closed} = style;
+    Object.assign(ctx, {fillStyle: colour, strokeStyle: colour, lineWidth: width, lineCap: "butt"});
+    ctx.setLineDash(dash);
     ctx.beginPath();
     for (const [x, y] of points) ctx.lineTo(x, y);
-    if (style.closed) ctx.closePath();
+    if (closed) ctx.closePath();
     ctx[how]();
     ctx.setLineDash([]);
   }
@@ -660,9 +693,15 @@ class Chart {
     ctx.stroke();
   }
 
-  level(ctx, y, colour) { this.shape(ctx, [[this.ax.left, Math.round(y) + 0.5], [this.ax.right, Math.round(y) + 0.5]], {colour}); }
+  level(ctx, at, colour) {
+    const y = Math.round(at) + 0.5;
+    this.shape(ctx, [[this.ax.left, y], [this.ax.right, y]], {colour});
+  }
 
-  tick(ctx, x, y, length, colour) { this.shape(ctx, [[Math.round(x) + 0.5, y], [Math.round(x) + 0.5, y + length]], {colour}); }
+  tick(ctx, at, y, length, colour) {
+    const x = Math.round(at) + 0.5;
+    this.shape(ctx, [[x, y], [x, y + length]], {colour});
+  }
 
   cross(ctx, x, y) {
     for (const d of [4, -4]) this.shape(ctx, [[x - d, y - 4], [x + d, y + 4]], {colour: this.ink.error, width: 2});
@@ -677,7 +716,8 @@ class Chart {
     const {left, right, top, bottom, lossBottom, loss, norm} = this.ax, {fg, fg2, ctl, grid, line} = this.ink;
     for (const v of loss.ticks) {
       this.level(ctx, this.lossY(v), grid);
-      this.text(ctx, loss.decimals === undefined ? tickText(v) : grouped(v, loss.decimals), left - 7, this.lossY(v), fg2, "right");
+      const text = loss.decimals === undefined ? tickText(v) : grouped(v, loss.decimals);
+      this.text(ctx, text, left - 7, this.lossY(v), fg2, "right");
     }
     this.level(ctx, top, line);
     this.level(ctx, lossBottom, ctl);
@@ -697,13 +737,16 @@ class Chart {
     const {a, b, w, top, bottom, right} = this.ax, {fg2, ctl} = this.ink, {epochs, status, meta: {x0}} = this.store;
     const step = Math.max(1, roundStep(b - a, Math.max(2, Math.floor(w / 62)), [1, 2, 5, 10]));
     for (let v = Math.ceil(a / step) * step; v <= b; v += step) {
-      const text = b < 2e4 ? grouped(v) : b < 2e6 ? `${Number((v / 1e3).toFixed(3))}k` : `${Number((v / 1e6).toFixed(4))}M`;
+      const [size, unit] = !v || b < 2e4 ? [1, ""] : v < 1e6 ? [1e3, "k"] : [1e6, "M"];
       this.tick(ctx, this.px(v), bottom, 4, ctl);
-      this.text(ctx, v ? text : "0", this.px(v), bottom + 14, fg2, "center");
+      if (this.px(v) > right - 12) continue;  // the word "step" is there
+      this.text(ctx, size > 1 ? v / size + unit : grouped(v), this.px(v), bottom + 14, fg2, "center");
     }
-    const ends = status.x_end > (epochs.at(-1)?.[1] ?? x0) ? [...epochs, [null, status.x_end]] : epochs;  // and of the running one
+    const running = status.x_end > (epochs.at(-1)?.[1] ?? x0);
+    const ends = running ? [...epochs, [null, status.x_end]] : epochs;
     if (!ends.length) return;
-    const each = (ends.at(-1)[1] - x0) / ends.length * w / (b - a), room = 24 + 7 * String(ends.at(-1)[0] ?? epochs.length).length;
+    const each = (ends.at(-1)[1] - x0) / ends.length * w / (b - a);
+    const room = 24 + 7 * String(epochs.at(-1)?.[0] ?? 1).length;
     let every = 1;
     for (let i = 0; each * every < room && i < 20; i++) every = [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3);
     for (const [epoch, x] of ends) {
@@ -716,14 +759,15 @@ class Chart {
 
   trace(ctx, key, y, log) {
     const {a, b, w} = this.ax, s = this.store, bins = this.bins[key] ??= new Bins();
-    bins.update([s.version, a, b, w, log].join(), s, s.cols[key], this.ax, log);
+    bins.update([s.version, key.startsWith("smooth") && s.stop, a, b, w, log].join(), s, s.cols[key], this.ax, log);
     if (ctx.lineWidth === 1 && Math.min(s.n, b - a) > 4 * w) bins.fill(ctx, this.ax.left, y);
     else bins.trace(ctx, (i) => this.px(s.meta.x0 + i + 1), y);
   }
 
-  series(ctx, name, raw, smooth, colour, y, log, write) {
-    const level = this.store.stop > 0, v = this.lastOf(smooth);
-    Object.assign(ctx, {strokeStyle: colour, fillStyle: colour, lineWidth: 1, lineCap: "round", globalAlpha: level ? 0.3 : 1});
+  series(ctx, name, raw, smooth, y, log, write) {
+    const level = this.store.stop > 0, v = this.lastOf(smooth), colour = this.ink[name === "train" ? "train" : "grad"];
+    Object.assign(ctx, {strokeStyle: colour, fillStyle: colour, lineCap: "round", lineWidth: 1});
+    ctx.globalAlpha = level ? 0.3 : 1;
     this.trace(ctx, raw, y, log);
     Object.assign(ctx, {lineWidth: name === "train" ? 2 : 1.5, globalAlpha: 1});
     if (level) this.trace(ctx, smooth, y, log);
@@ -739,7 +783,8 @@ class Chart {
   }
 
   drawLr(ctx) {  // on a scale of its own, from 0 at the bottom
-    const {lossBottom, top} = this.ax, most = quantiles(this.store.cols.lr, 0, this.store.n, [1])?.[0] || 1, colour = this.ink.fg2;
+    const {ax: {lossBottom, top}, store: {cols, n}} = this, colour = this.ink.fg2;
+    const most = quantiles(cols.lr, 0, n, [1])?.[0] || 1;
     const y = (v) => lossBottom - v / most * (lossBottom - top) * 0.92, v = this.lastOf("lr");
     Object.assign(ctx, {strokeStyle: colour, lineWidth: 1.5, lineCap: "butt"});
     ctx.setLineDash([2, 3]);
@@ -749,7 +794,8 @@ class Chart {
   }
 
   diamond(ctx, x, y, r, how) {
-    this.shape(ctx, [[x, y - r], [x + r, y], [x, y + r], [x - r, y]], {colour: this.ink.valid, width: 1.5, closed: true}, how);
+    this.shape(ctx, [[x, y - r], [x + r, y], [x, y + r], [x - r, y]],
+      {colour: this.ink.valid, width: 1.5, closed: true}, how);
   }
 
   drawValid(ctx) {
@@ -761,7 +807,8 @@ class Chart {
       let from = 0;
       at.forEach(([, y], i) => {  // the joining line breaks at NaN
         if (!Number.isNaN(y) && i < at.length - 1) return;
-        this.shape(ctx, at.slice(from, Number.isNaN(y) ? i : i + 1), {colour, width: 1.25, dash: [[], [6, 3], [2, 3]][k % 3]});
+        this.shape(ctx, at.slice(from, Number.isNaN(y) ? i : i + 1),
+          {colour, width: 1.25, dash: [[], [6, 3], [2, 3]][k % 3]});
         from = i + 1;
       });
       at.forEach(([x, y], i) => {
@@ -770,7 +817,8 @@ class Chart {
         else this.diamond(ctx, x, y, Math.max(2, Math.min(5.5, apart * 0.5)), "fill");
       });
       const last = points.findLast((p) => p.x <= b);
-      if (last) this.labels.push({name: valid.size > 1 ? cut(name, 6) : "valid", text: lossText(last.value), colour, y: this.inLoss(last.value || 0)});
+      const label = valid.size > 1 ? cut(name, 6) : "valid";
+      if (last) this.labels.push({name: label, text: lossText(last.value), colour, y: this.inLoss(last.value || 0)});
     });
   }
 
@@ -787,16 +835,21 @@ class Chart {
 
   drawMarks(ctx) {  // lines always; words where there is room, else a number that is explained below
     const {a, b, left, right, top, bottom, lossBottom, norm} = this.ax, taken = [], listed = [];
+    const lines = this.store.marks.filter((m) => m.x >= a && m.x <= b).map((m) => Math.round(this.px(m.x)) + 0.5);
     let done = null;
     const place = (words, px) => {
       const width = ctx.measureText(words).width + 10;
       for (const row of [0, 1]) for (const x of [px + 5, px - 5 - width]) {  // other side, then a row down
-        if (x < left || x + width > right || taken.some((t) => t.row === row && x < t.x + t.width && t.x < x + width)) continue;
+        const meets = (t) => t.row === row && x < t.x + t.width && t.x < x + width;
+        const crosses = (line) => line !== px && x < line && line < x + width;  // would read as the other's word
+        if (x < left || x + width > right || taken.some(meets) || lines.some(crosses)) continue;
         taken.push({row, x, width});
         return [x + 5, top + 10 + 15 * row];
       }
     };
-    for (const {x, kind, text} of this.store.marks) {
+    for (const [i, {x, kind, text}] of this.store.marks.entries()) {
+      const next = this.store.marks[i + 1];
+      if (kind === "lr" && next?.kind === "lr" && this.px(next.x) - this.px(x) < 12) continue;  // a slider on its way
       const px = Math.round(this.px(x)) + 0.5, bad = kind === "nan", colour = bad ? this.ink.error : this.ink.fg2;
       if (x < a || x > b || done === px + kind) continue;
       done = px + kind;
@@ -809,12 +862,14 @@ class Chart {
       if (!at && !bad) at = place(words = String(listed.push(text)), px);
       if (at) this.text(ctx, words, ...at, bad ? colour : this.ink.fg);
     }
-    this.notes.push(...listed.slice(0, 8).map((text, i) => `${i + 1}: ${text}`), ...listed.length > 8 ? [`${grouped(listed.length - 8)} more`] : []);
+    this.notes.push(...listed.slice(0, 8).map((text, i) => `${i + 1}: ${text}`));
+    if (listed.length > 8) this.notes.push(`${grouped(listed.length - 8)} more`);
   }
 
   directLabels(ctx) {  // pushed apart to 15 px, each in its panel
     const {top, bottom, lossBottom, right} = this.ax;
-    for (const [norm, low, high] of [[false, top + (this.zoom ? 34 : 4), lossBottom - 6], [true, lossBottom + 10, bottom - 6]]) {
+    const loss = [false, top + (this.zoom ? 34 : 4), lossBottom - 6];  // a zoomed chart has a button there
+    for (const [norm, low, high] of [loss, [true, lossBottom + 10, bottom - 6]]) {
       const labels = this.labels.filter((l) => !!l.norm === norm).sort((p, q) => p.y - q.y);
       labels.forEach((l, i) => { l.y = Math.max(l.y, i ? labels[i - 1].y + 15 : low); });
       labels.reverse().forEach((l, i) => { l.y = Math.min(l.y, i ? labels[i - 1].y - 15 : high); });
@@ -841,7 +896,7 @@ class Chart {
     });
     on("pointerup", () => this.drop());
     on("pointercancel", () => this.point(null));
-    on("pointerleave", () => this.point(null));
+    on("pointerleave", (e) => { if (e.pointerType !== "touch") this.point(null); });
     on("blur", () => this.point(null));
     on("dblclick", () => this.setZoom(null));
     on("focus", () => { if (plot.matches(":focus-visible") && this.ax) this.point(this.px(this.store.lastX)); });
@@ -868,7 +923,8 @@ class Chart {
   }
 
   setZoom(range) {
-    const [a, b] = this.xRange(), [p, q] = range ? [Math.max(a, Math.floor(range[0])), Math.min(b, Math.ceil(range[1]))] : [a, b];
+    const [a, b] = this.xRange(), [from, to] = range ?? [a, b], p = Math.max(a, Math.floor(from)),
+      q = Math.min(b, Math.ceil(to));
     this.zoom = q - p >= 2 && q - p < b - a ? [p, q] : null;
     flag(this.reset, "none", !this.zoom);
     this.ask();
@@ -905,16 +961,20 @@ class Chart {
     const {offsetWidth: w, offsetHeight: h} = this.box, right = px + 12 + w <= ax.right;
     const above = y === null || y - 12 - h >= ax.top + 2;  // above the curve where there is room
     const top = above ? Math.min(ax.top + 24, (y ?? 1e9) - 12 - h) : Math.min(y + 12, this.h - h);
-    this.box.style.transform = `translate(${Math.round(Math.max(0, right ? px + 12 : px - 12 - w))}px, ${Math.round(top)}px)`;
+    const left = Math.max(0, right ? px + 12 : px - 12 - w);
+    this.box.style.transform = `translate(${Math.round(left)}px, ${Math.round(top)}px)`;
   }
 
   fillBox(i, norm) {
     const s = this.store, {cols} = s, x = s.meta.x0 + i + 1, [epoch, batch] = s.place(x), lr = this.lastOf("lr", i);
     const rows = [["head", `step ${grouped(cols.step[i])}`, `epoch ${grouped(epoch)}, batch ${grouped(batch)}`]];
-    if (!this.off.has("train")) rows.push(["train", "train", lossText(cols.smooth_loss[i])], ["raw", "raw", lossText(cols.loss[i])]);
+    for (const [kind, key] of [["train", "smooth_loss"], ["raw", "loss"]]) {
+      if (!this.off.has("train")) rows.push([kind, kind, lossText(cols[key][i])]);
+    }
     for (const [name, points] of s.valid) {
       const last = this.off.has(name) ? null : points.findLast((p) => p.x <= x);
-      if (last) rows.push(["valid", `${s.valid.size > 1 ? cut(name) : "valid"}, epoch ${grouped(last.epoch)}`, lossText(last.value)]);
+      const title = s.valid.size > 1 ? cut(name) : "valid";
+      if (last) rows.push(["valid", `${title}, epoch ${grouped(last.epoch)}`, lossText(last.value)]);
     }
     if (this.ax.norm) rows.push(["norm", "grad norm", Number.isFinite(norm) ? normText(norm) : "–"]);
     if (Number.isFinite(lr)) rows.push(["lr", "lr", exponent(lr, 2)]);
@@ -928,10 +988,11 @@ class Chart {
   }
 
   sentence() {
-    const {n, status, valid} = this.store, now = this.ax && n ? this.lastOf("smooth_loss", n - 1) : NaN;
+    const {n, status, valid} = this.store, now = this.lastOf("smooth_loss", n - 1);
     if (Number.isNaN(now)) return "train loss, no values yet";
-    const then = this.lastOf("smooth_loss", Math.floor(n * 0.9)), trend = now < then * 0.98 ? "falling" : now > then * 1.02 ? "rising" : "steady";
-    const sets = [...valid].filter(([, points]) => points.length).map(([name, points]) => `${name} ${lossText(points.at(-1).value)}`);
+    const then = this.lastOf("smooth_loss", Math.floor(n * 0.9));
+    const trend = now < then * 0.98 ? "falling" : now > then * 1.02 ? "rising" : "steady";
+    const sets = [...valid].map(([name, points]) => `${name} ${lossText(points.at(-1)?.value)}`);
     return [`train loss ${lossText(now)}, ${trend}`, ...sets, ...status.best ? [status.best.text] : []].join("; ");
   }
 }
@@ -949,9 +1010,10 @@ class View {
     this.changes = make("ul.changes");
     root.classList.add("ptw-live");
     root.dataset.lmSuppressShortcuts = "true";
-    root.append(make("div.view", {}, make("div.top", {}, ...this.head.nodes, this.bars.node, this.facts.node), this.facts.detail,
-      make("div.main", {}, make("div.left", {}, this.toolbar(), this.chart.node), make("div.right", {}, this.table.node, this.changes)),
-      this.spoken, this.tip));
+    const top = make("div.top", {}, ...this.head.nodes, this.bars.node, this.facts.node);
+    const main = make("div.main", {}, make("div.left", {}, this.toolbar(), this.chart.node),
+      make("div.right", {}, this.table.node, this.changes));
+    root.append(make("div.view", {}, top, this.facts.detail, main, this.spoken, this.tip));
     this.theme();
     this.watch();
     this.update({type: "full"});
@@ -967,12 +1029,13 @@ class View {
     this.legend = make("div.legend", {role: "group", "aria-label": "lines"});
     this.smooth = slider("smoothing", {min: 0, max: STOPS.length - 1, step: 1}, (v) => this.store.smoothen(v));
     this.smoothRead = make("span.smoothread");
-    return make("div.toolbar", {}, this.legend, make("div.smooth", {}, make("span", {}, "smooth"), this.smooth.node, this.smoothRead),
+    const smooth = make("div.smooth", {}, make("span", {}, "smooth"), this.smooth.node, this.smoothRead);
+    return make("div.toolbar", {}, this.legend, smooth,
       make("div.group", {role: "group", "aria-label": "loss axis"}, ...scale));
   }
 
   entry(name) {  // of the legend: shows and hides its line
-    const kind = {train: "train", "grad norm": "norm", best: "best", lr: "lr"}[name] ?? "valid", {off} = this.chart;
+    const kind = this.store.valid.has(name) ? "valid" : name === "grad norm" ? "norm" : name, {off} = this.chart;
     const glyph = make("svg", {class: `ptw-key ptw-of-${kind}`, viewBox: "0 0 18 16", "aria-hidden": true});
     glyph.append(kind === "best" ? make("circle", {cx: 9, cy: 8, r: 6}) : make("line", {x1: 1, x2: 17, y1: 8, y2: 8}));
     if (kind === "valid") glyph.append(make("path", {d: "M9 2.8 14.2 8 9 13.2 3.8 8z"}));
@@ -988,7 +1051,8 @@ class View {
 
   update(msg) {
     const s = this.store, {status} = s, full = msg.type === "full";
-    put(this.root, null, {"data-points": s.n, "data-state": status.state ?? "", "data-controls": status.controls ?? ""});
+    put(this.root, null, {"data-points": s.n, "data-state": status.state ?? ""});
+    put(this.root, null, {"data-controls": status.controls ?? ""});
     if (!s.ready) return;
     if (msg.status || full) {
       this.head.update();
@@ -1008,7 +1072,8 @@ class View {
     const names = ["train", ...this.store.valid.keys(), "grad norm", "best", "lr"];
     if (names.join("\n") === this.names) return;
     this.names = names.join("\n");
-    for (const name of [...this.store.valid.keys()].slice(4)) this.chart.off.add(name);  // more than 6 lines: on request
+    // More than 6 lines are shown on request.
+    for (const name of [...this.store.valid.keys()].slice(4)) this.chart.off.add(name);
     this.legend.replaceChildren(...names.map((name) => this.entry(name)));
     this.smoothed();
   }
@@ -1021,19 +1086,23 @@ class View {
   }
 
   showChanges() {
-    const {changes, status} = this.store, lines = ENDED.has(status.state) ? changes.map((c) => `step ${grouped(c.step)}: ${c.text}`) : [];
+    const {changes, status, partial} = this.store;
+    const all = [...changes.map((c) => `step ${grouped(c.step)}: ${c.text}`), partial];
+    const lines = ENDED.has(status.state) ? all.filter(Boolean) : [];
     if (lines.join("\n") !== this.listed) this.changes.replaceChildren(...lines.map((line) => make("li", {}, line)));
     this.listed = lines.join("\n");
   }
 
   say(msg, full) {  // on a new state and at the end of an epoch, not at each update
-    const {status, columns, rows, best_of} = this.store, ended = msg.epochs?.at(-1)?.[0], fresh = status.state !== this.state;
+    const {status, columns, rows, best_of} = this.store, fresh = status.state !== this.state;
+    const ended = msg.epochs?.at(-1)?.[0];
     if (!fresh && !full && ended === undefined) return;
     this.state = status.state;
     put(this.chart.plot, null, {"aria-label": this.chart.sentence()});
     const at = columns.findIndex((c) => c.key === best_of), value = rows.get(ended)?.[at];
+    const measured = value === undefined ? "" : `, ${columns[at].name} ${cellText(value, columns[at].format)}`;
     if (fresh) put(this.spoken, [status.title, status.line, ...status.detail ?? []].filter(Boolean).join(". "));
-    else if (ended !== undefined) put(this.spoken, `epoch ${ended}${value === undefined ? "" : `, ${columns[at].name} ${cellText(value, columns[at].format)}`}`);
+    else if (ended !== undefined) put(this.spoken, `epoch ${ended}${measured}`);
   }
 
   // ---- theme, size, keys, tooltips
@@ -1047,7 +1116,8 @@ class View {
         const parts = getComputedStyle(node).backgroundColor.match(/[\d.]+/g)?.map(Number) ?? [];
         rgb = parts.length === 3 || parts[3] > 0 ? parts : null;
       }
-      dark = rgb ? 0.2126 * rgb[0] + 0.7152 * rgb[1] + 0.0722 * rgb[2] < 128 : matchMedia("(prefers-color-scheme: dark)").matches;
+      const [r, g, b] = rgb ?? (matchMedia("(prefers-color-scheme: dark)").matches ? [0, 0, 0] : [255, 255, 255]);
+      dark = 0.2126 * r + 0.7152 * g + 0.0722 * b < 128;
     }
     this.root.dataset.theme = dark ? "dark" : "light";
     this.chart.ink = null;
@@ -1059,15 +1129,24 @@ class View {
       target.addEventListener(event, act);
       this.cleanups.push(() => target.removeEventListener(event, act));
     };
-    const sized = new ResizeObserver(([{contentRect}]) => { this.chart.resize(Math.floor(contentRect.width)); this.chart.ask(); });
+    const sized = new ResizeObserver(([{contentRect: {width, height}}]) => {
+      this.chart.resize(Math.floor(width), Math.floor(height));
+      this.chart.ask();
+    });
     const themed = new MutationObserver(() => requestAnimationFrame(() => this.theme()));
     sized.observe(this.chart.plot);
-    themed.observe(document.body, {attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"]});
+    const attributeFilter = ["data-jp-theme-light", "data-jp-theme-name", "class"];
+    themed.observe(document.body, {attributes: true, attributeFilter});
     this.cleanups.push(() => sized.disconnect(), () => themed.disconnect());
-    for (const query of ["(prefers-color-scheme: dark)", "(forced-colors: active)"]) on(matchMedia(query), "change", () => this.theme());
-    for (const event of ["keydown", "keyup", "keypress"]) on(this.root, event, (e) => e.stopPropagation());  // the notebook has shortcuts on letters
+    for (const query of ["(prefers-color-scheme: dark)", "(forced-colors: active)"]) {
+      on(matchMedia(query), "change", () => this.theme());
+    }
+    // The notebook has shortcuts on plain letters.
+    for (const event of ["keydown", "keyup", "keypress"]) on(this.root, event, (e) => e.stopPropagation());
     on(this.root, "keydown", (e) => { if (e.key === "Escape") this.showTip(null); });
-    for (const [event, wait] of [["pointerover", 400], ["focusin", 0]]) on(this.root, event, (e) => this.showTip(e.target.closest("[data-tip]"), wait));
+    for (const [event, wait] of [["pointerover", 400], ["focusin", 0]]) {
+      on(this.root, event, (e) => this.showTip(e.target.closest("[data-tip]"), wait));
+    }
     for (const event of ["pointerleave", "focusout"]) on(this.root, event, () => this.showTip(null));
   }
 

@@ -90,6 +90,7 @@ class Curves:
     epochs: list[tuple[int, int]] = field(default_factory=list)  # number and the x where it ended
     valid: dict[str, tuple] = field(default_factory=dict)  # name of the set -> x and losses
     marks: list[Mark] = field(default_factory=list)
+    best: tuple[str, int] = ("", 0)  # validation set and x of the best epoch of the whole history
 
     @property
     def right(self) -> int:
@@ -111,6 +112,10 @@ def gather(history: History, rows: slice = slice(None)) -> Curves:
         ends = [start, *(at for _, at in c.epochs)]
         c.x_end = max(stop, 2 * ends[-1] - ends[-2])
     c.valid = validations(history, lambda step: start < place(step) <= stop and place(step))
+    for name in list(c.valid)[:1]:
+        key = "valid_loss" if name == "valid" else f"valid_{name}_loss"
+        scored = [e for e in history.epochs if math.isfinite(e.get(key, math.nan))]
+        c.best = (name, place(min(scored, key=lambda e: e[key])["step"])) if scored else ("", 0)
     c.marks = [m for m in marks(history, place) if start < m.x <= stop + 1]
     c.x_end = max([c.x_end, *(m.x for m in c.marks)])
     return c
@@ -353,7 +358,8 @@ def draw_losses(ax: "Axes", c: Curves, log: bool) -> list[tuple]:
     last = draw_curve(ax, c.x, c.loss, TONES["train"])
     lines = [("train", last, TONES["train"], last)]
     for (name, (x, y)), style in zip(c.valid.items(), ("-", (0, (6, 3)), (0, (2, 3))) * len(c.valid)):
-        draw_validation(ax, np.array(x), np.clip(np.array(y, dtype=float), None if log else low, high), style, name)
+        best = c.best[1] if c.best[0] == name else 0
+        draw_validation(ax, np.array(x), np.clip(np.array(y, dtype=float), None if log else low, high), style, best)
         finite = [v for v in y if math.isfinite(v)]
         lines.append((name, y[-1], TONES["valid"], finite[-1] if finite else math.nan))
     hidden = sum(int((np.asarray(v) <= 0).sum()) for v in (c.loss, taken)) if log else 0
@@ -364,18 +370,17 @@ def draw_losses(ax: "Axes", c: Curves, log: bool) -> list[tuple]:
     return lines
 
 
-def draw_validation(ax: "Axes", x: np.ndarray, y: np.ndarray, style, name: str) -> None:
-    "Diamonds on a thin line; the best of the first set is hollow, in a ring."
+def draw_validation(ax: "Axes", x: np.ndarray, y: np.ndarray, style, best: int) -> None:
+    "Diamonds on a thin line; the one at x `best` is hollow, in a ring."
     room = pixels(ax)[0] / max(1, len(x))
     side = min(8.0, max(2.5, 0.7 * room)) * PX / 2**0.5
     ax.plot(x, y, color=TONES["valid"], lw=1.25 * PX, ls=style)
-    best = int(np.nanargmin(np.where(np.isfinite(y), y, np.nan))) if name == "valid" and np.isfinite(y).any() else -1
-    others = np.arange(len(x)) != best
+    others = x != best
     dot = dict(ls="", marker="D", color=TONES["valid"], clip_on=False, zorder=3)
     ax.plot(x[others], y[others], ms=side, mew=0, **dot)
-    if best >= 0:
-        ax.plot(x[best], y[best], **dot | dict(ms=6 * PX / 2**0.5 + 1, mew=1.25 * PX, mfc="none"))
-        ax.plot(x[best], y[best], **dot | dict(marker="o", ms=16 * PX, mew=1.75 * PX, mfc="none", mec=TONES["done"]))
+    if not others.all():
+        ax.plot(x[~others], y[~others], **dot | dict(ms=6 * PX / 2**0.5 + 1, mew=1.25 * PX, mfc="none"))
+        ax.plot(x[~others], y[~others], **dot | dict(marker="o", ms=16 * PX, mew=1.75 * PX, mfc="none", mec=TONES["done"]))
 
 # %% ../../nbs/84_ui.plot.ipynb #6453009a
 def draw_norm(ax: "Axes", c: Curves) -> None:
@@ -435,7 +440,10 @@ def draw_ticks(ax: "Axes", ticks: list[tuple], labels: list[tuple], name: str) -
 def draw_marks(panels: list, c: Curves) -> None:
     "Lines through both panels, with words where there is room."
     width, (start, end) = pixels(panels[0])[0], panels[0].get_xlim()
-    shown = group_bad(c, (end - start) / width * 8) + c.marks
+    near = (end - start) / width * 12  # of two changes of the rate that are closer, as from a moving slider, the last
+    marks = [m for m, after in zip(c.marks, [*c.marks[1:], None])
+             if not (after and m.kind == after.kind == "lr" and after.x - m.x < near)]
+    shown = group_bad(c, (end - start) / width * 8) + marks
     lines = [(m.x - start) / (end - start) * width for m in shown]
     taken = [(row, x - 1, x + 1) for x in lines for row in range(3)]  # row, left and right end of what is there
     for mark in shown:
