@@ -89,6 +89,7 @@ class Session(Parts):
         start = dict(first_step=self.state.step, first_epoch=self.state.epoch)
         self.asked = {k: v for k, v in asked.items() if v is not None} | start
         self.commands.clear()
+        self.state.batch = 0  # an epoch that was left in the middle is over
         if self.seed is not None and self.state.step == 0:
             seed_all(self.seed)
             if self.order is not None and getattr(self.train_dl, "generator", None) is self.order[0]:

@@ -19,6 +19,27 @@ window.lab = {
     this.running += 1;
     jupyterapp.commands.execute(name, args).finally(() => { this.running -= 1; });
   },
+  fill(sources) {
+    const {sharedModel} = this.panel.content.model;
+    sharedModel.transact(() => {
+      sharedModel.deleteCellRange(0, sharedModel.cells.length);
+      sharedModel.insertCells(0, sources.map(source => ({cell_type: 'code', source})));
+    });
+  },
+  contrast(node) {  // of its text with what is behind it
+    const above = [], pen = new OffscreenCanvas(1, 1).getContext('2d');
+    for (let n = node; n; n = n.parentElement) above.unshift(getComputedStyle(n));
+    const paint = (colour) => {
+      pen.fillStyle = colour;
+      pen.fillRect(0, 0, 1, 1);
+      const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].map(v => v < 11 ? v / 3295 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+      return 0.05 + 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const back = above.map(style => paint(style.backgroundColor)).at(-1);
+    pen.globalAlpha = above.reduce((product, style) => product * style.opacity, 1);
+    const text = paint(above.at(-1).color);
+    return Math.max(text, back) / Math.min(text, back);
+  },
   run(i) {  // null: all cells
     if (i !== null) {
       this.panel.content.deselectAll();

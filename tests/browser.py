@@ -48,6 +48,7 @@ class Lab(ExitStack):
         self.app, self.settings, self.beside = app, SETTINGS | (settings or {}), beside
         self.blocked: list[str] = []  # addresses outside 127.0.0.1 that the open notebook asked for, in vain
         self.errors: list[str] = []  # console errors and uncaught exceptions of the open notebook
+        self.path = ""  # of the open notebook
 
     def __enter__(self) -> "Lab":
         try:
@@ -144,9 +145,14 @@ class Lab(ExitStack):
         "Starts a command of JupyterLab."
         self.page.evaluate("arg => lab.start(...arg)", [command, args])
 
-    def run(self, i: int | None = None) -> None:
-        "Starts cell i (the first is 0), or all cells."
-        self.page.evaluate("i => lab.run(i)", i)
+    def fill(self, cells: Sequence[str]) -> None:
+        "Puts other code cells into the open notebook, whose kernel goes on."
+        self.page.evaluate("cells => lab.fill(cells)", cells)
+
+    def run(self, *cells: int) -> None:
+        "Starts cells (the first is 0) or queues them behind one that runs; without a number all cells."
+        for i in cells or [None]:
+            self.page.evaluate("i => lab.run(i)", i)
 
     def interrupt(self) -> None:
         "Does what the stop button of the toolbar does."
@@ -186,6 +192,11 @@ class Lab(ExitStack):
     def wait_text(self, i: int, pattern: str, timeout: float = 30) -> re.Match:
         "Waits until the output of cell i has the pattern, where ^ and $ are the ends of a line."
         return self.wait(lambda: re.search(pattern, self.text(i), re.M), timeout)
+
+    def shot(self, name: str) -> None:
+        "Takes a picture of the page, where the environment names a folder for them: PTWRAP_SHOTS."
+        if folder := os.environ.get("PTWRAP_SHOTS"):
+            self.page.screenshot(path=f"{folder}/{re.match('[A-Za-z]+', name)[0].lower()}.png")
 
     def traffic(self) -> tuple[int, int]:
         "Messages and bytes that the page received through websockets."

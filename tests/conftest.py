@@ -17,3 +17,25 @@ def seeds():
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")  # not longer: while the browser is open no other event loop runs in this thread
+def server():
+    "One server and one browser for all tests of a file: they take seconds to start."
+    in_ci = os.environ.get("CI") == "true"  # there, a browser that is missing is a failure
+    if not in_ci:
+        pytest.importorskip("playwright", reason="browser tests need playwright: make venv")
+    from browser import CHROMIUM, Lab
+    if not CHROMIUM:
+        (pytest.fail if in_ci else pytest.skip)("browser tests need chromium or google-chrome: apt-get install chromium")
+    with Lab() as lab:
+        yield lab
+
+
+@pytest.fixture
+def lab(server):
+    "Fails a test whose notebook asked for another machine or made an error in the page."
+    server.blocked, server.errors = [], []
+    yield server
+    assert server.blocked == []
+    assert server.errors == []

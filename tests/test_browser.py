@@ -1,12 +1,5 @@
 "Notebooks as a person uses them, in a real browser: cells run, stop and answer clicks, and the machine is not left."
-import os
-
 import pytest
-
-IN_CI = os.environ.get("CI") == "true"  # there, a browser that is missing is a failure
-if not IN_CI:
-    pytest.importorskip("playwright", reason="browser tests need playwright: make venv")
-from browser import CHROMIUM, Lab
 
 pytestmark = pytest.mark.slow
 
@@ -16,23 +9,6 @@ button, label = widgets.Button(description='Add'), widgets.Label('0')
 button.on_click(lambda _: setattr(label, 'value', str(int(label.value) + 1)))
 widgets.VBox([button, label])
 """
-
-
-@pytest.fixture(scope="module")
-def server():
-    "One server and one browser for all tests: they take seconds to start."
-    if not CHROMIUM:
-        (pytest.fail if IN_CI else pytest.skip)("browser tests need chromium or google-chrome: apt-get install chromium")
-    with Lab() as lab:
-        yield lab
-
-
-@pytest.fixture
-def lab(server):
-    "Fails a test whose notebook asked for another machine or made an error in the page."
-    yield server
-    assert server.blocked == []
-    assert server.errors == []
 
 
 def test_cells_run_in_order_and_show_what_they_print(lab):

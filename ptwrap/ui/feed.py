@@ -117,11 +117,14 @@ class Feed:
         for i, row in enumerate(h.interventions[interventions:], interventions):
             if not self.is_known(row["step"]):
                 break
-            text = f"lr {exponent(row['after'], 2)}" if row["command"] == "set lr" else \
-                f"lr ×{row['value']:.2g}" if row["value"] != 1 else "lr as planned"
-            if row["command"] == "lr" or (row["command"] == "set lr" and row["step"]):
-                found.append(dict(x=self.row_of(row["step"]), kind="lr", text=text))
             interventions = i + 1
+            if row["command"] == "lr":
+                text = f"lr ×{row['value']:.2g}" if row["value"] != 1 else "lr as planned"
+            elif row["command"] == "set lr" and row["step"]:
+                text = f"lr {exponent(row['after'], 2)}"
+            else:
+                continue
+            found.append(dict(x=self.row_of(row["step"]), kind="lr", text=text))
         return found + (self.edges() if rows == self.first["rows"] else []), interventions
 
     def edges(self) -> list[dict]:

@@ -17,9 +17,9 @@ from html import escape
 
 from .base import TONES, cell, cut
 
-# %% ../../nbs/85_ui.static.ipynb #5a837492
+# %% ../../nbs/85_ui.static.ipynb #642a8faf
 LAST = 6  # rows at the end that stay open
-MOST_CELLS = 3_500  # of rows that are folded away
+MOST_CELLS = 3_600  # of rows that are folded away
 
 
 def pieces(
@@ -80,12 +80,14 @@ def html_table(table: dict, now: list | None) -> str:
     columns = "".join(f"<col width={w}>" for w in widths)
     begin = f'<table style="{TABLE}min-width:{sum(widths)}px" cellpadding="5"><colgroup>{columns}</colgroup>'
     parts, is_open = [begin, html_head(table)], True
-    for shown, some in pieces(table["rows"], table["best"]):
+    cut_up = pieces(table["rows"], table["best"])
+    most = MOST_CELLS // len(widths) // max(1, sum(not shown for shown, _ in cut_up))
+    for shown, some in cut_up:
         if shown:
             parts += [] if is_open else [begin]
             parts += [html_row(table, r, "best" if r[0] == table["best"] else "") for r in some]
         else:
-            parts += ["</table>", html_fold(table, some, begin)]
+            parts += ["</table>", html_fold(table, some, begin, most)]
         is_open = shown
     if now:
         parts += [] if is_open else [begin]
@@ -120,9 +122,8 @@ def html_row(table: dict, row: list, tag: str) -> str:
     return f'<tr align="right" style="border-bottom:{LINE};{row_style}">{"".join(cells)}'
 
 
-def html_fold(table: dict, rows: list[list], begin: str) -> str:
+def html_fold(table: dict, rows: list[list], begin: str, most: int) -> str:
     "Rows that open on a click; of very many the last ones, since they stay in the file."
-    most = MOST_CELLS // len(table["columns"])
     bare = lambda text: f"<b>{text}</b>" if text in BAD else escape(text)
     body = "".join("<tr><td style=text-align:left>" + "<td>".join(map(bare, words(table, r))) for r in rows[-most:])
     more = f", the last {most:,} here, all in learn.history.to_frame()" if len(rows) > most else ""
