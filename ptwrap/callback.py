@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class Callback:
     "Watches training. Override the events you need; each gets the learner first."
 
+    only_looks = False  # True: training is the same without it, and a script of the session leaves it out
+
     def on_fit_start(self, learn: "Learner") -> None:
         "Before anything runs; `learn.plan` says what will."
 

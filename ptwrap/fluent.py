@@ -27,7 +27,9 @@ if not {LiveView, TextView} & set(DEFAULT_CALLBACKS):
 # %% ../nbs/90_fluent.ipynb #73fa91b6
 def ui(learn: Learner) -> None:
     "Shows a live view of everything so far, next to those that are open."
-    learn.add(LiveView(learn))
+    view = LiveView(learn)
+    if view.screen is not None:
+        learn.add(view)
 
 
 def show_once(learn: Learner) -> None:

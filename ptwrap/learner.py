@@ -106,7 +106,7 @@ class Learner(Session):
         if runtime.moves:
             batch = runtime.move(batch)
         if self.fresh:
-            self.undo.mark()
+            self.undo.mark(self.state.step + self.state.skipped)
         self.fresh = boundary
         with runtime.autocast:
             out = self.compute(batch)

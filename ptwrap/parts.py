@@ -81,6 +81,7 @@ class Parts:
         self.metrics = metrics
         self.set_opt(opt, lr)
         self.sched = sched
+        self.made = {k: getattr(self, k) for k in ("model", "loss_fn", "opt", "sched_fn", "train_dl")}
 
     @property
     def model(self) -> nn.Module:

@@ -137,10 +137,11 @@ class Undo:
             torch.cuda.init()
             i = torch.cuda.current_device() if device.index is None else device.index
             self.cuda_generator = torch.cuda.default_generators[i]
-        self.ids, self.buffers, self.copies, self.states = None, [], [], None
+        self.ids, self.buffers, self.copies, self.states, self.step = None, [], [], None, None
 
-    def mark(self) -> None:
-        "Remembers the state; call it before the forward pass."
+    def mark(self, step: int | None = None) -> None:
+        "Remembers the state; call it before the forward pass. `step`: optimizer steps done before."
+        self.step = step
         if self.places:
             # all of them: batch_norm writes its statistics without raising the tensors' version counters
             buffers = [owner.get(name) for owner, name in self.places]
@@ -161,6 +162,7 @@ class Undo:
     @torch.no_grad()
     def restore(self) -> None:
         "Puts buffers and random state back to the mark."
+        self.step = None
         if self.places:
             for (owner, name), buffer in zip(self.places, self.all):
                 owner[name] = buffer

@@ -86,8 +86,7 @@ class Session(Parts):
         if self.sched is not None and not planned and not isinstance(self.sched, ConstantLR):
             plan.notes.append(f"{type(self.sched).__name__} moves with each optimizer step, not with each epoch")
         self.plan, self.active, self.events, self.stop_reason = plan, active, events, None
-        start = dict(first_step=self.state.step, first_epoch=self.state.epoch)
-        self.asked = {k: v for k, v in asked.items() if v is not None} | start
+        self.asked = {k: v for k, v in asked.items() if v is not None} | self.settings()
         self.commands.clear()
         self.state.batch = 0  # an epoch that was left in the middle is over
         if self.seed is not None and self.state.step == 0:
@@ -98,6 +97,13 @@ class Session(Parts):
         self.runtime.reset()  # what an end that was interrupted itself may have left
         self.history.take_mean()
         self.zero_grad()
+
+    def settings(self) -> dict:
+        "Where a fit starts, and what may have been changed since the learner was made: for a script of the session."
+        others = [name for name, was in self.made.items() if getattr(self, name) is not was]
+        return dict(first_step=self.state.step, first_epoch=self.state.epoch, accumulate=self.accumulate,
+                    clip_norm=self.clip_norm, clip_value=self.runtime.clip_value, replaced=others,
+                    callbacks=[type(c).__name__ for c in self.active if not c.only_looks])
 
     def plan_lr(self, total_steps: int | None) -> None:
         "A schedule given by name or function is made anew over this fit; a scheduler object stays as it is."
@@ -148,6 +154,8 @@ class Session(Parts):
         s, interrupted = self.state, isinstance(exc, KeyboardInterrupt)
         how = "interrupted" if interrupted else f"{type(exc).__name__}: {exc}" if exc is not None else \
             f"stopped: {self.stop_reason}" if self.stop_reason else "done"
+        if exc is not None and self.undo.step == s.step + s.skipped:  # inside a window: no step has been made since
+            self.undo.restore()
         self.zero_grad()
         self.model.zero_grad()
         self.runtime.reset()

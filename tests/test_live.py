@@ -309,7 +309,6 @@ def test_after_a_partial_epoch_bars_start_at_zero(notebook, clock):
     assert (status["epoch"]["n"], status["batch"]["n"], status["now"][1], status["x_end"]) == (0, 0, None, 24)
 
 
-@pytest.mark.xfail(strict=True, reason="the epoch that would come next is shown as running")
 def test_a_pause_after_the_last_step_shows_the_last_epoch(notebook, clock):
     seen, learn = [], made("plain", clock)[0]
 
@@ -322,7 +321,6 @@ def test_a_pause_after_the_last_step_shows_the_last_epoch(notebook, clock):
     assert seen[-1] == "2"
 
 
-@pytest.mark.xfail(strict=True, reason="its screen is closed with the first fit and not opened again")
 def test_a_view_that_was_added_shows_each_fit(notebook, clock):
     learn = made("plain", clock)[0]
     learn.add(LiveView())

@@ -174,7 +174,6 @@ def test_a_fit_that_breaks_off_inside_a_batch_is_named(session):
     assert replayed(learn).state.step == learn.state.step
 
 
-@pytest.mark.xfail(strict=True, reason="unlike after a NaN, buffers and random state stay as they are")
 @pytest.mark.parametrize("more", [0, 1])
 @pytest.mark.parametrize("name", ["inside_a_batch", "inside_the_first_batch"])
 def test_an_unfinished_batch_leaves_nothing_behind(name, more):

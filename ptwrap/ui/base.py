@@ -20,7 +20,7 @@ from ..callback import EVENTS, Callback
 class View(Callback):
     "A callback that shows something. What it raises becomes one warning; then the view is off and training goes on."
 
-    failed, substitute = False, None
+    failed, substitute, only_looks = False, None, True
 
     def instead(self, learn) -> "View | None":
         "The view that goes on if this one fails, which has not heard of the fit yet."

@@ -193,7 +193,8 @@ class Feed:
         if time.perf_counter() - self.told[0] >= self.facts_s:
             self.told = (time.perf_counter(), words.facts(self))
         d |= dict(line=f"at step {learn.state.step:,}") if state == "paused" else {}
-        return d | words.bars(self) | dict(facts=self.told[1], now=self.now_row(columns))
+        now = None if learn.state.epoch >= learn.plan.last_epoch else self.now_row(columns)
+        return d | words.bars(self) | dict(facts=self.told[1], now=now)
 
     def snapshot(self) -> dict:
         "Status, table and changes: what static html and text are drawn from."

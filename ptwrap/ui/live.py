@@ -70,7 +70,7 @@ class LiveView(View):
         self.screen.tick()
 
     def on_fit_start(self, learn):
-        if self.feed is None:
+        if self.feed is None or (self.screen is None and not self.whole):  # one that stays opens anew for each fit
             self.open(learn)
         else:
             self.feed.begin_fit()

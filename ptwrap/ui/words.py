@@ -55,7 +55,8 @@ def bars(feed) -> dict:
     s, plan = feed.learn.state, feed.learn.plan
     total = None if plan.last_epoch == math.inf else int(plan.last_epoch)
     part = s.batch / plan.n_batches if plan.n_batches else 0.0
-    epoch = dict(n=s.epoch - feed.fit_epoch + min(part, 1.0), text=f"{s.epoch + 1:,}", of=total and f"{total:,}",
+    number = min(s.epoch + 1, plan.last_epoch)  # after the last epoch a fit may still wait in a pause
+    epoch = dict(n=s.epoch - feed.fit_epoch + min(part, 1.0), text=f"{number:,}", of=total and f"{total:,}",
                  total=total and total - feed.fit_epoch)
     batch = dict(n=s.batch, text=f"{s.batch:,}", total=plan.n_batches, name="batch")
     if feed.meter.validating_since is not None:
@@ -92,7 +93,7 @@ def ending(feed, state: str) -> dict:
     learn, s = feed.learn, feed.learn.state
     if state == "idle":
         return dict(title=STATES["idle"], detail=["learn.fit(5) starts"], facts=[])
-    kind, _, message = learn.history.ends[-1]["how"].partition(": ")
+    kind, _, message = " ".join(learn.history.ends[-1]["how"].split()).partition(": ")
     if state == "done":
         return dict(title="Done", facts=totals(feed))
     said = dict(detail=[place(feed)], facts=[f for f in totals(feed) if f["key"] in ("best", "skipped") or feed.whole])
