@@ -26,13 +26,15 @@ window.lab = {
       sharedModel.insertCells(0, sources.map(source => ({cell_type: 'code', source})));
     });
   },
+  says(node) { return [...node.childNodes].some(child => child.nodeType === Node.TEXT_NODE && child.data.trim()); },
   contrast(node) {  // of its text with what is behind it
     const above = [], pen = new OffscreenCanvas(1, 1).getContext('2d');
     for (let n = node; n; n = n.parentElement) above.unshift(getComputedStyle(n));
     const paint = (colour) => {
       pen.fillStyle = colour;
       pen.fillRect(0, 0, 1, 1);
-      const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].map(v => v < 11 ? v / 3295 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+      const linear = v => v < 11 ? v / 3295 : ((v / 255 + 0.055) / 1.055) ** 2.4;
+      const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].map(linear);
       return 0.05 + 0.2126 * r + 0.7152 * g + 0.0722 * b;
     };
     const back = above.map(style => paint(style.backgroundColor)).at(-1);

@@ -193,6 +193,10 @@ class Lab(ExitStack):
         "Waits until the output of cell i has the pattern, where ^ and $ are the ends of a line."
         return self.wait(lambda: re.search(pattern, self.text(i), re.M), timeout)
 
+    def contrasts(self, parts: Locator) -> list[tuple[float, str]]:
+        "How much each text among some elements stands out from what is behind it, the least first."
+        return sorted(parts.evaluate_all("nodes => nodes.filter(lab.says).map(n => [lab.contrast(n), n.innerText])"))
+
     def shot(self, name: str) -> None:
         "Takes a picture of the page, where the environment names a folder for them: PTWRAP_SHOTS."
         if folder := os.environ.get("PTWRAP_SHOTS"):
