@@ -86,12 +86,12 @@ def make_opt(opt, params: list[nn.Parameter], lr: float | None, sparse: bool = F
     if not callable(opt):
         raise TypeError(f"opt is a {type(opt).__name__}; give a name, an optimizer or a function of (params, lr)")
     params = list(dict.fromkeys(params))  # a loss may hold the model
-    return opt(params, **({} if lr is None else dict(lr=lr)), **(dict(fused=False) if named and sparse else {}))
+    return opt(params, **({} if lr is None else dict(lr=float(lr))), **(dict(fused=False) if named and sparse else {}))
 
 
 def set_lr(opt: Optimizer, lr: float) -> None:
     "Sets the learning rate of the first group and keeps the ratios of the others to it."
-    first = float(opt.param_groups[0]["lr"])
+    lr, first = float(lr), float(opt.param_groups[0]["lr"])
     for group in opt.param_groups:
         group["lr"] = lr * (float(group["lr"]) / first) if first else lr
 

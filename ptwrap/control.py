@@ -27,6 +27,7 @@ class Commands:
     def __init__(self):
         self.queue: deque[tuple[str, float | None]] = deque()
         self.paused = False
+        self.pause_after: int | None = None  # after Step: the steps done before the one that was asked for
         self.waited_s = 0.0  # spent in pauses, over all fits
 
     def put(
@@ -46,7 +47,7 @@ class Commands:
     def clear(self) -> None:
         "Forgets what was asked: a click that came after a fit must not act on the next."
         self.queue.clear()
-        self.paused = False
+        self.paused, self.pause_after = False, None
 
 # %% ../nbs/43b_control.ipynb #dc5b2284
 class LrFactor:
@@ -54,7 +55,8 @@ class LrFactor:
 
     def __init__(self):
         self.factor = 1.0
-        self.scheduled: list = []  # what the schedule says, a group; empty while the factor is 1
+        self.scheduled: list[float] = []  # what the schedule says, a group; empty while the factor is 1
+        self.laid: list[float] = []  # what was put in its place
 
     def set(self, opt: Optimizer, factor: float) -> None:
         "Changes the rates of all groups; 1 gives them back to the schedule."
@@ -63,10 +65,16 @@ class LrFactor:
         self.lay(opt)
 
     def lift(self, opt: Optimizer) -> None:
-        "Puts back what the schedule says."
-        for group, lr in zip(opt.param_groups, self.scheduled):
+        "Puts back what the schedule says; a rate that code has changed since then loses only the factor."
+        for group, lr in zip(opt.param_groups, self.planned(opt)):
             put_lr(group, lr)
-        self.scheduled = []
+        self.scheduled, self.laid = [], []
+
+    def planned(self, opt: Optimizer) -> list[float]:
+        "The rates without the factor, a group; empty while the factor is 1."
+        now = [float(group["lr"]) for group in opt.param_groups] if self.laid else []  # sync: of a tensor on a GPU
+        return [lr if lr_now == laid else lr_now / self.factor
+                for lr, laid, lr_now in zip(self.scheduled, self.laid, now)]
 
     def lay(self, opt: Optimizer) -> None:
         "Multiplies what the schedule says."
@@ -74,6 +82,7 @@ class LrFactor:
             self.scheduled = [float(group["lr"]) for group in opt.param_groups]
             for group, lr in zip(opt.param_groups, self.scheduled):
                 put_lr(group, lr * self.factor)
+            self.laid = [float(group["lr"]) for group in opt.param_groups]
 
     def end(self, opt: Optimizer) -> None:
         "The factor of a fit ends with it."
@@ -88,42 +97,52 @@ def put_lr(group: dict, lr: float) -> None:
     else:
         group["lr"] = lr
 
-# %% ../nbs/43b_control.ipynb #894c7a0a
+# %% ../nbs/43b_control.ipynb #4919f511
 WAIT_S = 0.02  # between two looks at the queue while paused
 
 
 def obey(
     learn,  # the learner whose fit runs: its commands, state, history, opt and plan are used
 ) -> None:
-    "Does what was asked, in order; returns when training goes on or `learn.stop_reason` is set."
+    """Does what was asked, in order; returns when training goes on or `learn.stop_reason` is set. This is one process:
+    of several that train together, one has to tell the others at the same step."""
     commands = learn.commands
+    done = learn.state.step + learn.state.skipped
+    if commands.pause_after is not None and done > commands.pause_after:
+        commands.paused, commands.pause_after = True, None
+        learn.log()
     while commands.queue or commands.paused:
         if not commands.queue:
             wait(learn)
             continue
         command, value = commands.queue.popleft()
-        if command == "step":  # goes on, and asks for a pause at the next look
-            commands.paused = False
-            commands.queue.appendleft(("pause", None))
+        if command == "step":
+            commands.paused, commands.pause_after = False, done
             return
         if command == "stop":
-            commands.paused = False
-            learn.history.intervene(learn.state, "stop")
-            learn.stop("by hand")
+            commands.paused, commands.pause_after = False, None
+            learn.stop()
+            if learn.stop_reason:
+                learn.history.intervene(learn.state, "stop")
             return
         if command == "lr":
             before = learn.lr
             learn.by_hand.set(learn.opt, value)
             learn.history.intervene(learn.state, "lr", value, before, learn.lr)
         else:
-            commands.paused = command == "pause"
+            commands.paused, commands.pause_after = command == "pause", None
+            if commands.paused:
+                learn.log()  # the last rows; from here on only views are called
 
 
 def wait(learn) -> None:
     "A moment of a pause. It counts neither as training time nor towards `fit(minutes=)`."
     started = time.perf_counter()
     time.sleep(WAIT_S)
-    learn.log()
+    rows = slice(len(learn.history), len(learn.history))
+    for hear in learn.events.lists["on_log"]:
+        if hear.__self__.only_looks:
+            hear(learn, rows)
     took = time.perf_counter() - started
     learn.commands.waited_s += took
     learn.plan.deadline += took

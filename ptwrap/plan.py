@@ -88,6 +88,7 @@ class Plan:
     last_epoch: float = math.inf  # `state.epoch` at which it ends
     first_step: int = -1  # `state.step` at which it starts; one step is done however short the time
     last_step: float = math.inf  # `state.step` at which it ends
+    started: float = 0.0  # `learn.clock()` when it began
     deadline: float = math.inf  # `time.perf_counter()` at which it ends
     n_batches: int | None = None  # batches an epoch, None for a stream
     cap: int | None = None  # the most batches to read in an epoch

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau
 
+from .build import find_loaders
 from .callback import Callback, Events
 from .control import obey
 from .core import DeviceError, EmptyLoader, NonFinite, interruption, seed_all
@@ -86,7 +87,10 @@ class Session(Parts):
         if self.sched is not None and not planned and not isinstance(self.sched, ConstantLR):
             plan.notes.append(f"{type(self.sched).__name__} moves with each optimizer step, not with each epoch")
         self.plan, self.active, self.events, self.stop_reason = plan, active, events, None
-        self.asked = {k: v for k, v in asked.items() if v is not None} | self.settings()
+        plan.started = self.clock()
+        plain = lambda v: v.item() if hasattr(v, "item") else v
+        asked = {k: v for k, v in asked.items() if v is not None} | self.settings()
+        self.asked = {k: plain(v) for k, v in asked.items()}
         self.commands.clear()
         self.state.batch = 0  # an epoch that was left in the middle is over
         if self.seed is not None and self.state.step == 0:
@@ -100,9 +104,9 @@ class Session(Parts):
 
     def settings(self) -> dict:
         "Where a fit starts, and what may have been changed since the learner was made: for a script of the session."
-        others = [name for name, was in self.made.items() if getattr(self, name) is not was]
+        others = self.replaced | ({"train_dl"} if find_loaders(self.data)[0] is not self.train_dl else set())
         return dict(first_step=self.state.step, first_epoch=self.state.epoch, accumulate=self.accumulate,
-                    clip_norm=self.clip_norm, clip_value=self.runtime.clip_value, replaced=others,
+                    clip_norm=self.clip_norm, clip_value=self.runtime.clip_value, replaced=sorted(others),
                     callbacks=[type(c).__name__ for c in self.active if not c.only_looks])
 
     def plan_lr(self, total_steps: int | None) -> None:
@@ -131,7 +135,7 @@ class Session(Parts):
 
     def over(self) -> bool:
         "Whether the fit ends here, between two optimizer steps: the one place where commands act."
-        if self.commands.queue:
+        if self.commands.queue or self.commands.pause_after is not None:
             obey(self)
         return bool(self.stop_reason) or self.plan.over(self.state)
 

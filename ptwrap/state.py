@@ -98,9 +98,9 @@ class History:
     def flush(self) -> slice:
         "Copies what is pending to the host, in one piece, and returns the new rows: `history.steps['loss'][rows]`."
         start = len(self)
-        if self._pending:
-            step, loss, norm, lr, n, stepped = zip(*self._pending)
-            self._pending.clear()
+        pending, self._pending = self._pending, []  # swapped: a reader on another thread loses nothing
+        if pending:
+            step, loss, norm, lr, n, stepped = zip(*pending)
             # sync: one copy for all tensors of this flush
             loss, norm, lr, n = to_host([loss, norm, lr, n])
             for key, values in zip(COLUMNS, (step, loss, norm, lr, n, stepped)):

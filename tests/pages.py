@@ -116,7 +116,7 @@ def clock(monkeypatch):
 
 
 def on(event: str, act) -> Callback:
-    return type("On", (Callback,), {event: lambda self, learn, *_: act(learn)})()
+    return type("On", (Callback,), dict(only_looks=True) | {event: lambda self, learn, *_: act(learn)})()
 
 
 def at(n: int, act, event: str = "on_batch_end") -> Callback:

@@ -47,6 +47,7 @@ class Puts(Callback):
 
 class Watches(Callback):
     "While the fit is paused: notes the step, and puts the next commands after three looks."
+    only_looks = True
 
     def __init__(self, *then):
         self.then, self.steps, self.looks = list(then), [], 0
@@ -69,7 +70,7 @@ def test_pause_holds_the_step_count_and_step_moves_it_by_one():
 
 
 def test_a_pause_counts_in_no_time():
-    watch = Watches(*[["pause"]] * 9, ["resume"])  # 30 looks of 20 ms at least
+    watch = Watches(*[["pause"]] * 15, ["resume"])  # 45 looks; at most every third is the one of a new pause
     started = time.perf_counter()
     learn = make(cbs=[Puts({4: [["pause"]]}), watch]).fit(1, minutes=0.5 / 60)
     took = time.perf_counter() - started
@@ -88,6 +89,8 @@ def test_stop_while_paused():
 
 def test_interrupt_while_paused():
     class Interrupts(Callback):
+        only_looks = True
+
         def on_log(self, learn, rows):
             if learn.commands.paused:
                 raise KeyboardInterrupt
@@ -246,3 +249,71 @@ def test_interventions_are_kept_with_the_history():
     del old["history"]["interventions"]  # of a state saved before there were any
     other.load_state_dict(old)
     assert other.history.interventions == []
+
+
+def test_step_at_the_end_of_an_epoch_is_a_step_too():
+    "Validation lies between the tenth step and the eleventh."
+    watch = Watches(["step"], ["step"], ["resume"])
+    make(cbs=[Puts({9: [["pause"]]}), watch]).fit(2)
+    assert watch.steps == [9] * 3 + [10] * 3 + [11] * 3
+
+
+def test_in_a_pause_only_views_are_called():
+    class Divides(Callback):
+        def on_log(self, learn, rows):
+            seen.append(sum(learn.history.steps["loss"][rows]) / (rows.stop - rows.start) if rows.stop > rows.start else 0)
+
+    seen = []
+    learn = make(cbs=[Puts({4: [["pause"]]}), Watches(["pause"], ["pause"], ["resume"]), Divides()])
+    learn.history.flush_s = 10
+    learn.fit(1)
+    assert learn.commands.waited_s > 0.1 and len(seen) < 9
+
+
+@pytest.mark.parametrize("sched", [None, "cosine"])
+def test_a_rate_that_code_lowers_under_a_factor_stays_lowered(sched):
+    class Plateau(Callback):
+        def on_epoch_end(self, learn, row):
+            for group in learn.opt.param_groups:
+                group["lr"] *= 0.1
+
+    learn = make(sched=sched, cbs=[Puts({2: [["lr", 0.5]], 12: [["lr", 0.4]]}), Plateau()]).fit(2)
+    if sched is None:
+        assert list(learn.history.steps["lr"]) == pytest.approx([0.1] * 2 + [0.05] * 8 + [0.005] * 2 + [0.004] * 8)
+        assert learn.lr == pytest.approx(0.001)
+    else:  # the schedule goes on from the lowered rate, as without a factor
+        plain = make(sched=sched, cbs=[Plateau()]).fit(2).history.steps["lr"]
+        factor = [1.0] * 2 + [0.5] * 10 + [0.4] * 8
+        assert list(learn.history.steps["lr"]) == pytest.approx([a * b for a, b in zip(plain, factor)])
+
+
+def test_numbers_of_numpy_and_tensors_are_saved_as_plain_ones(tmp_path):
+    import numpy as np
+    learn = make(clip_norm=np.float64(1))
+    learn.lr = np.float64(0.05)
+    learn.fit(np.int64(1))
+    torch.save(learn.state_dict(), tmp_path / "state.pt")
+    torch.load(tmp_path / "state.pt", weights_only=True)
+    assert type(learn.history.interventions[0]["value"]) is float
+
+
+def test_what_was_replaced_is_not_kept_alive():
+    import gc
+    import weakref
+    learn = make()
+    model, opt = weakref.ref(learn.model), weakref.ref(learn.opt)
+    learn.model = nn.Linear(4, 3)
+    learn.opt = torch.optim.SGD(learn.model.parameters(), lr=0.1)
+    gc.collect()
+    assert model() is None and opt() is None and learn.replaced == {"model", "opt"}
+
+
+def test_a_stop_of_its_own():
+    class Own(Learner):
+        def stop(self):
+            super().stop("my way")
+
+    learn = make()
+    learn.__class__ = Own
+    learn.fit(2, cbs=[Puts({3: [["stop"]]})])
+    assert learn.history.ends[-1]["how"] == "stopped: my way" and learn.state.step == 3

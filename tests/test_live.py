@@ -502,3 +502,50 @@ def test_a_script_without_widgets_prints_text(tmp_path):
     text = (tmp_path / "log").read_bytes().decode()
     assert done.returncode == 0 and "\r" not in text and "\x1b" not in text, text
     assert [line.split()[0] for line in text.splitlines()[:5]] == ["epoch", "1", "2", "done:", "Done"]
+
+
+def test_columns_that_come_later_bring_all_rows_anew(notebook, clock):
+    learn = made("plain", clock, 0.2)[0].fit(4, valid_every=2, cbs=[LiveView()])
+    page = notebook.pages[0].parts
+    keys = [c["key"] for c in page["columns"]]
+    for row in learn.history.epochs:
+        assert page["rows"][row["epoch"]] == [row.get(key) for key in keys]
+
+
+def test_a_view_that_stays_open_keeps_no_learner_alive(notebook, clock):
+    import copy
+    import gc
+    import pickle
+    import weakref
+    learn = made("plain", clock)[0].fit(1)
+    learn.ui()
+    model, widget = weakref.ref(learn.model), notebook.widgets[-1]
+    view = [cb for cb in learn.cbs if isinstance(cb, LiveView)][0]
+    assert copy.deepcopy(view).screen is None and pickle.loads(pickle.dumps(view)).feed is None
+    del learn, view
+    gc.collect()
+    assert model() is None and widget.comm is None
+
+
+def test_what_the_next_fit_starts_from_is_said_right(notebook, clock):
+    learn = made("one_cycle", clock)[0]
+    learn.fit(1, cbs=[LiveView(), at(6, lambda learn: learn.commands.put("lr", 0.5))])
+    assert "the next fit starts from lr 1.00e−1 again; learn.lr = 0.05 keeps the change" in notebook.outputs[0]["text/plain"]
+    assert learn.lr == 0.1
+
+
+def test_values_that_a_callback_adds_to_a_row(notebook, clock):
+    class Adds(Callback):
+        def on_epoch_end(self, learn, row):
+            row |= dict(note="<b>good</b>", small=np.float32(0.5), tensor=torch.tensor(2.0))
+
+    made("plain", clock)[0].fit(2, cbs=[Adds(), LiveView()])
+    text = notebook.outputs[0]["text/plain"]
+    assert "<b>good</b>" in text and "0.5000" in text and "2.0000" in text
+
+
+def test_a_page_that_was_loaded_again_keeps_its_view(notebook, clock):
+    opens = at(5, lambda learn: [notebook.say(HELLO | dict(opens=True)) for _ in range(2)])
+    learn = made("plain", clock)[0].fit(1, cbs=[LiveView(), opens])
+    assert learn.state.step == 10
+    assert notebook.pages[0].parts["status"]["title"] == "Done" and notebook.widgets[0].comm is not None

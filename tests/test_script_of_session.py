@@ -54,7 +54,7 @@ def check(learn: Learner, **kwargs) -> None:
 
 
 def on(event: str, act) -> Callback:
-    return type("On", (Callback,), {event: lambda self, learn, *_: act(learn)})()
+    return type("On", (Callback,), dict(only_looks=True) | {event: lambda self, learn, *_: act(learn)})()
 
 
 def at(step: int, act, event: str = "on_batch_end") -> Callback:
@@ -245,3 +245,31 @@ def test_numbers_from_numpy():
     learn = digits()
     learn.lr = np.logspace(-4, -2, 3)[1]
     check(learn.fit(steps=np.int64(3)))
+
+
+def test_a_class_of_the_session_is_named():
+    class Own(Learner):
+        pass
+
+    learn = digits()
+    learn.__class__ = Own
+    with pytest.raises(ValueError, match="its class Own is a type made in this session"):
+        learn.to_script()
+
+
+def test_a_history_without_notes():
+    learn = digits().fit(1)
+    del learn.history.ends[0]["asked"]
+    with pytest.raises(ValueError, match="older version"):
+        learn.to_script()
+
+
+def test_settings_that_code_changes_between_fits():
+    learn = digits().fit(1)
+    learn.accumulate, learn.clip_norm = 2, 0.1
+    check(learn.fit(1))
+    assert "learn.accumulate = 2\nlearn.clip_norm = 0.1\n" in learn.to_script()
+    learn.opt = "sgd"
+    learn.fit(1)
+    with pytest.warns(UserWarning, match="see its comments"):
+        assert "# not in this script, which may end otherwise: another opt" in learn.to_script()

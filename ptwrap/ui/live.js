@@ -585,7 +585,7 @@ class Chart {
     // the first steps would stretch the axes
     const shown = (name) => !this.off.has(name), early = Math.min(20, s.n >> 1);
     const norm = shown("grad norm") ? quantiles(s.cols.grad_norm, early, s.n, [0.005, 0.995], true) : null;
-    const left = 40, right = Math.max(left + 50, this.w - 90), bottom = this.h - 24;
+    const left = 46, right = Math.max(left + 50, this.w - 90), bottom = this.h - 24;
     const lossBottom = norm ? bottom - 76 : bottom;
     this.ax = {a, b, left, right, w: right - left, top: 26, bottom, lossBottom, norm: norm && logAxis(...norm, 3)};
     const from = Math.floor(a - s.meta.x0) - 1, to = Math.min(s.n, Math.ceil(b - s.meta.x0));
@@ -597,8 +597,10 @@ class Chart {
 
   lossAxis(range, points) {
     let [lo, hi] = range ?? [Infinity, -Infinity];
+    const known = points.map(({value: v}) => v).filter((v) => v - v === 0).sort((p, q) => p - q);
+    const most = 4 * Math.max(range?.[1] ?? Infinity, known[known.length >> 1] ?? 0);
     for (const {x, value: v} of points) {  // a lone far one is drawn at the edge
-      const far = range && v > 4 * range[1];
+      const far = v > most;
       if (far || x < this.ax.a || x > this.ax.b || v - v !== 0 || (this.log && v <= 0)) continue;
       lo = Math.min(lo, v);
       hi = Math.max(hi, v);
@@ -1100,8 +1102,9 @@ class View {
     this.state = status.state;
     put(this.chart.plot, null, {"aria-label": this.chart.sentence()});
     const at = columns.findIndex((c) => c.key === best_of), value = rows.get(ended)?.[at];
+    const said = [status.title, status.line, ...status.detail ?? []].filter(Boolean);
     const measured = value === undefined ? "" : `, ${columns[at].name} ${cellText(value, columns[at].format)}`;
-    if (fresh) put(this.spoken, [status.title, status.line, ...status.detail ?? []].filter(Boolean).join(". "));
+    if (fresh) put(this.spoken, said.map((text) => text.replace(/\.$/, "")).join(". "));
     else if (ended !== undefined) put(this.spoken, `epoch ${ended}${measured}`);
   }
 
@@ -1186,7 +1189,7 @@ export default {
       storeOf(model).apply(msg, buffers);
     };
     model.on("msg:custom", hear);
-    model.send({type: "hello"});
+    model.send({type: "hello", opens: true});
     return () => { model.off("msg:custom", hear); stores.delete(model.get("key")); };
   },
 

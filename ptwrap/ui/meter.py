@@ -24,10 +24,11 @@ class Meter:
     window_s = 2.0
 
     def __init__(self, learn):
-        self.started = self.now = learn.clock()
+        self.now = learn.clock()
+        self.started = learn.plan.started if learn.running else self.now
         self.validating_since: float | None = None
         self.validated_s = 0.0
-        self.first = self.last = (0.0, learn.state.samples, learn.state.step)
+        self.first = self.last = (self.elapsed, learn.state.samples, learn.state.step)
         self.marks = deque([self.first])
         self.left, self.left_at = None, -1.0
         self.memory, self.memory_at = "", -math.inf
@@ -42,7 +43,8 @@ class Meter:
         self.now, s = learn.clock(), learn.state
         if self.validating_since is None:
             self.last = (self.elapsed - self.validated_s, s.samples, s.step)
-            self.marks.append(self.last)
+            if self.last[1:] != self.marks[-1][1:]:  # in a pause nothing is added
+                self.marks.append(self.last)
             while len(self.marks) > 2 and self.last[0] - self.marks[1][0] >= self.window_s:
                 self.marks.popleft()
         if self.elapsed - self.left_at >= 1:
@@ -61,7 +63,7 @@ class Meter:
 
     def remaining(self, learn) -> float | None:
         "Seconds left at the mean speed so far, validations included; None before 20 steps and where the end is unknown."
-        done, total = learn.state.step - self.first[2], learn.plan.total_steps
+        done, total = learn.state.step - learn.plan.first_step, learn.plan.total_steps
         by_time = learn.plan.deadline - time.perf_counter()
         by_steps = self.elapsed * (total - done) / done if total and done >= 20 else math.inf
         left = max(0.0, min(by_time, by_steps))

@@ -344,7 +344,7 @@ def draw_curve(ax: "Axes", x: np.ndarray, y: np.ndarray, colour: str) -> float:
     else:
         one = len(y) == 1
         ax.plot(x, raw, color=colour, alpha=0.3, lw=PX, marker="o" if one else "", ms=4 * PX, clip_on=not one)
-    ax.plot(*thin(x, np.clip(mean, None, high), columns), color=colour, lw=2 * PX, solid_joinstyle="round")
+    ax.plot(*thin(x, mean, columns), color=colour, lw=2 * PX, solid_joinstyle="round")
     finite = mean[np.isfinite(mean)]
     return finite[-1] if len(finite) else math.nan
 

@@ -171,7 +171,7 @@ def _quiet(events):
     try:
         yield
     finally:
-        events.trigger = trigger
+        del events.trigger  # the class's own is back
 
 
 _pump_of = functools.lru_cache(maxsize=1)(KernelPump)

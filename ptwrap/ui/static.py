@@ -177,7 +177,7 @@ def html_detail(status: dict) -> str:
     return "".join(parts)
 
 
-def shorten(text: str, most: int = 240) -> str:
+def shorten(text: str, most: int = 480) -> str:
     "An error message on two lines, without its middle; all of it is in the traceback."
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[:most - 61]}… {text[-59:]}"

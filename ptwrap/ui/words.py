@@ -7,11 +7,12 @@ Docs: https://ptwrap.github.io/ptwrap/ui.words.html.md"""
 # %% auto #0
 __all__ = ['STATES', 'ENDS', 'state', 'line', 'best', 'bars', 'facts', 'fact', 'ending', 'place', 'totals']
 
-# %% ../../nbs/85c_ui.words.ipynb #6f9cc6f2
+# %% ../../nbs/85c_ui.words.ipynb #d11415d2
 import math
+from bisect import bisect_left
 
 from ..plan import n_batches, valid_sets
-from .base import clock, exponent, rate, sig
+from .base import clock, exponent, rate, sig, took
 
 # %% ../../nbs/85c_ui.words.ipynb #3da378bb
 STATES = dict(running="Running", validating="Validating", paused="Paused", stopping="Stopping", idle="Not trained yet")
@@ -34,7 +35,7 @@ def state(feed) -> str:
 def line(learn) -> str:
     "What runs where: model on data, device, precision."
     data, given = getattr(learn.data, "name", None), learn.given["model"]
-    name = given if isinstance(given, str) else type(learn.model).__name__
+    name = given if type(given) is str else type(learn.model).__name__
     name += f" on {data}" if isinstance(data, str) else ""
     return " · ".join([name, *repr(learn.runtime).split(", ")])
 
@@ -44,7 +45,8 @@ def best(feed) -> dict | None:
     s, epochs = feed.learn.state, feed.learn.history.epochs
     if s.best is None:
         return None
-    x = next((feed.row_of(row["step"]) for row in reversed(epochs) if row["epoch"] == s.best_epoch), 0)
+    at = bisect_left(epochs, s.best_epoch, key=lambda row: row["epoch"])
+    x = feed.row_of(epochs[at]["step"]) if at < len(epochs) else 0
     shown = x > feed.first["rows"] and s.best_of != "train_loss"
     return dict(value=s.best, epoch=s.best_epoch, x=x if shown else None,
                 text=f"best {s.best_of.replace('_', ' ')} {sig(s.best, 4)}, epoch {s.best_epoch:,}")
@@ -104,8 +106,9 @@ def ending(feed, state: str) -> dict:
         said["detail"].append("The kernel was interrupted: later cells of Run All did not run. Weights are those of "
                               f"step {s.step:,}.")
         return said | dict(title="Interrupted")
-    said["detail"].append(f"{message} The traceback is below.")
-    return said | dict(title=f"Error: {kind}")
+    message = message if not message or message[-1] in ".!?" else f"{message}."
+    said["detail"].append(f"{message} The traceback is below.".strip())
+    return said | dict(title=f"Error: {kind.rstrip(':')}")
 
 
 def place(feed) -> str:
@@ -119,11 +122,11 @@ def place(feed) -> str:
 def totals(feed) -> list[dict]:
     "What a fit did: of this one, and of all where there were others."
     s, m, top = feed.learn.state, feed.meter, best(feed)
-    took = sum(row["time_s"] for row in feed.learn.history.epochs) if feed.whole else feed.earlier_s + m.elapsed
+    seconds = sum(row["time_s"] for row in feed.learn.history.epochs) if feed.whole else feed.earlier_s + m.elapsed
     found = [fact(name, f"{n - before:,}", name, f"({n:,} in all)" if before else "")
              for name, n, before in (("epochs", s.epoch, feed.from_epoch), ("steps", s.step, feed.from_step))]
-    if took:
-        found.append(fact("time", clock(took) if took >= 10 else f"{took:.1f} s", "time"))
+    if seconds:
+        found.append(fact("time", clock(seconds) if seconds >= 10 else took(seconds), "time"))
     if m.elapsed and not feed.whole:
         number, unit = rate(m.speed(whole=True)[0])
         found.append(fact("rate", number, after=unit))
