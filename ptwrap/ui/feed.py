@@ -164,10 +164,12 @@ class Feed:
     def table(self, start: int | None = None) -> dict:
         "The epoch table; with `start` only rows from there on."
         state, epochs = self.learn.state, self.learn.history.epochs[self.first["epochs"]:]
-        first = ["epoch", "train_loss"]
-        if valid_sets(self.learn.valid_dl) and self.learn.plan.valid_every:
-            loss = loss_name(self.learn.valid_dl)
-            first += [loss, *(loss.removesuffix("loss") + name for name in self.learn.metrics if not epochs)]
+        first, sets = ["epoch", "train_loss"], valid_sets(self.learn.valid_dl) if self.learn.plan.valid_every else {}
+        if not epochs:  # room for what will come
+            prefixes = ["valid_" if name == "valid" else f"valid_{name}_" for name in sets]
+            first += [prefix + name for prefix in prefixes for name in ("loss", *self.learn.metrics)]
+        elif sets:
+            first.append(loss_name(self.learn.valid_dl))
         some = epochs[:1] + epochs[-1000:]  # of very many rows the last ones decide
         keys = list(dict.fromkeys([*first, *(k for row in some for k in row)]))
         keys = [k for k in keys if k not in ("step", "lr", "time_s")] + ["lr", "time_s"]
