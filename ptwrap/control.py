@@ -109,8 +109,7 @@ def obey(
     commands = learn.commands
     done = learn.state.step + learn.state.skipped
     if commands.pause_after is not None and done > commands.pause_after:
-        commands.paused, commands.pause_after = True, None
-        learn.log()
+        commands.queue.appendleft(("pause", None))
     while commands.queue or commands.paused:
         if not commands.queue:
             wait(learn)

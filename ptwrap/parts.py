@@ -61,6 +61,7 @@ class Parts:
         self.active = list(self.cbs)  # those of the fit that runs
         self.events: Events = Events(self.active)
         self.plan = Plan(accumulate=accumulate)
+        self.replaced: set[str] = set()  # parts that code set after this: a script of the session cannot know to what
         self.commands, self.by_hand = Commands(), LrFactor()  # what views may ask of a running fit
         self.asked: dict = {}  # of the fit that runs, and the step at which it started
         self.stop_reason: str | None = None
@@ -81,7 +82,7 @@ class Parts:
         self.metrics = metrics
         self.set_opt(opt, lr)
         self.sched = sched
-        self.replaced: set[str] = set()  # parts that were set after this
+        self.replaced.clear()
 
     @property
     def model(self) -> nn.Module:
@@ -92,12 +93,7 @@ class Parts:
     def model(self, model: nn.Module):
         self._model, self.net = model, self.runtime.place(model)
         self.look()
-        self.note_replaced("model")
-
-    def note_replaced(self, name: str) -> None:
-        "A part was set by code: a script of the session cannot know to what. While the learner is made this counts not."
-        if hasattr(self, "replaced"):
-            self.replaced.add(name)
+        self.replaced.add("model")
 
     def look(self) -> None:
         "Looks at the model as it is now: what its forward takes, which buffers it has."
@@ -116,7 +112,7 @@ class Parts:
             self._loss_fn.to(self.runtime.device)  # first: it replaces the tensor of the class weights
         self.ignore, self.class_weight, self.first = ignored_index(self._loss_fn), class_weight(self._loss_fn), True
         suit_metrics(self._metrics, self._loss_fn)
-        self.note_replaced("loss_fn")
+        self.replaced.add("loss_fn")
 
     @property
     def metrics(self) -> dict:
@@ -135,7 +131,7 @@ class Parts:
     @opt.setter
     def opt(self, opt):
         self.set_opt(opt)
-        self.note_replaced("opt")
+        self.replaced.add("opt")
 
     def set_opt(self, opt, lr: float | None = None) -> None:
         "Takes an optimizer, or makes one over all parameters of the model and the loss."
@@ -152,7 +148,7 @@ class Parts:
     def sched(self, sched):
         ready = sched is None or isinstance(sched, LRScheduler)
         self._sched, self.sched_fn = (sched, None) if ready else (None, SCHEDULES.resolve(sched))
-        self.note_replaced("sched")
+        self.replaced.add("sched")
 
     def zero_grad(self) -> None:
         "What `opt.zero_grad()` does, at a tenth of its cost; an optimizer with a method of its own gets that called."
