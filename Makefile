@@ -1,6 +1,7 @@
 # make quickstart | test | slow | docs | prepare | lab | readme | build | clean. Everything runs in .venv, which is made when needed.
 PYTHON ?= python3
 BIN := .venv/bin
+EXTRAS ?= dev
 NOTEBOOK := nbs/tutorials/quickstart.ipynb
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -14,7 +15,7 @@ venv: .venv/ready
 	  f"ptwrap needs Python 3.11 or newer and {sys.executable} is {v[0]}.{v[1]}: make venv PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (the first time this takes minutes: torch is large)"
-	@$(BIN)/python -m pip install -q -e '.[dev]'
+	@$(BIN)/python -m pip install -q -e '.[$(EXTRAS)]'
 	@sh nbs/_ext/hooks.sh
 	@touch $@
 

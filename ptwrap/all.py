@@ -11,17 +11,22 @@ __all__ = []
 from . import fluent  # joins the verbs to Learner
 from .batch import Splitter
 from .callback import Callback
+from .catalog import list_models
 from ptwrap.core import (
     LOSSES, METRICS, MODELS, OPTIMS, SCHEDULES, DeviceError, EmptyLoader, LossError, NonFinite, TrainingInterrupted,
     UnknownName, preserved_rng, seed_all,
 )
-from .data import DataModule, InMemoryLoader, stratified_split
+from .data import *
+from .heads import MultiHead, replace_head
 from .learner import Learner
 from .losses import BinaryCrossEntropy
 from .metrics import *
-from .models import build_model, cnn, mlp
+from .models import ModelBuilder, build_model
+from .nets import cnn, gru, lstm, mlp, text_lstm, unet_tiny
 from .script import Replay
 from .state import History, StepOutput, TrainState
+from .summary import summary
+from .trainable import freeze, unfreeze
 from .ui.base import View
 from .ui.live import LiveView
 from .ui.progress import TextView

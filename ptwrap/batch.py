@@ -6,7 +6,8 @@ Docs: https://ptwrap.github.io/ptwrap/batch.html.md"""
 
 # %% auto #0
 __all__ = ['TARGETS', 'PREDS', 'Splitter', 'as_fields', 'describe', 'call_model', 'read_output', 'ignored_index', 'count',
-           'class_weight', 'first_dim', 'detach', 'call_loss', 'check_loss', 'explain_loss', 'loss_hint', 'class_hint']
+           'any_target', 'class_weight', 'first_dim', 'detach', 'call_loss', 'nan_targets', 'check_loss',
+           'explain_loss', 'loss_hint', 'class_hint', 'loss_text']
 
 # %% ../nbs/42_batch.ipynb #72c71b8f
 import dataclasses
@@ -109,23 +110,27 @@ def read_output(
     if type(out) is Tensor or isinstance(out, Tensor):
         return out, None
     if isinstance(out, Mapping):
-        pred = next((out[k] for k in PREDS if out.get(k) is not None), None)
+        by_task = isinstance(target, Mapping) and target.keys() <= out.keys()
+        pred = dict(out) if by_task else next((out[k] for k in PREDS if out.get(k) is not None), None)
         if pred is None:
             rest = [v for k, v in out.items() if k != "loss"]
             pred = rest[0] if len(rest) == 1 else dict(out)
         return pred, out.get("loss")
     if hasattr(out, "loss") or hasattr(out, "logits"):
         return getattr(out, "logits", out), getattr(out, "loss", None)
-    if isinstance(out, (tuple, list)) and out and not isinstance(target, (tuple, list)):
+    if isinstance(out, (tuple, list)) and out and not isinstance(target, (tuple, list, Mapping)):
         return out[0], None
     return out, None
 
 # %% ../nbs/42_batch.ipynb #4de3733d
 def ignored_index(
     loss_fn,  # module with an `ignore_index`, also inside, or function with such a parameter; None: the model's loss
-) -> int | None:
-    "The integer target that a loss leaves out: what it says, else -100; None for torch's losses without one."
-    parts = loss_fn.modules() if isinstance(loss_fn, nn.Module) else [loss_fn]
+) -> float | None:
+    """The target that a loss leaves out: NaN for one with `missing=True`, else the integer that it says, else -100;
+    None for torch's losses without one."""
+    parts = list(loss_fn.modules()) if isinstance(loss_fn, nn.Module) else [loss_fn]
+    if getattr(parts[0], "missing", False) is True:
+        return math.nan
     for part in parts:
         if isinstance(getattr(part, "ignore_index", None), int):
             return part.ignore_index
@@ -139,18 +144,22 @@ def ignored_index(
 def count(
     target,
     pred,
-    ignore: int | None,  # `ignored_index` of the loss
+    ignore: float | None,  # `ignored_index` of the loss
     batch=None,  # looked at where neither target nor prediction has a first dimension
     weight: Tensor | None = None,  # `class_weight` of the loss
+    parts: dict | None = None,  # of a loss over several tasks; without any target in them the batch weighs 0
 ) -> tuple[float | Tensor, int]:  # what the loss is a mean over, batch size
     "How much a batch weighs in an average, and how many samples it has."
     if type(target) is not Tensor or not target.ndim:
         known = pred if isinstance(pred, Tensor) and pred.ndim else None
         samples = first_dim(batch) if known is None else known.shape[0]
-        return samples, samples
+        return (samples if parts is None else samples * any_target(parts)), samples
     samples = target.shape[0]
     if ignore is None or target.dtype not in INTEGERS:
-        return samples, samples
+        if ignore is None or ignore == ignore:
+            return samples, samples
+        n = target.numel() - target.isnan().sum()  # the loss is a mean over elements
+        return (int(n) if target.is_cpu else n), samples
     if weight is not None:
         n = weight[target[target != ignore].long()].sum()
         return n.item() if target.is_cpu else n, samples
@@ -159,6 +168,15 @@ def count(
     if samples <= 256 and target.ndim == 1:  # no tensor operation: they are slow between two steps
         return samples - target.tolist().count(ignore), samples
     return int((target != ignore).sum()), samples
+
+
+def any_target(parts: dict) -> int | Tensor:
+    "1 where some task has a target in this batch, else 0."
+    counts = [n for _, _, n in parts.values()]
+    if any(not isinstance(n, Tensor) and n for n in counts):
+        return 1
+    counts = [n for n in counts if isinstance(n, Tensor)]
+    return torch.stack(counts).sum().clamp(max=1).long() if counts else 0
 
 
 def class_weight(loss_fn) -> Tensor | None:
@@ -199,12 +217,21 @@ def call_loss(loss_fn, pred, target, first: bool = False) -> Tensor:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Using a target size")
             loss = loss_fn(pred, target)
-    except (RuntimeError, ValueError, TypeError, IndexError, UserWarning, NotImplementedError) as exc:
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, UserWarning, NotImplementedError) as exc:
         if isinstance(exc, (torch.OutOfMemoryError, LossError)):
             raise
         raise LossError(explain_loss(loss_fn, pred, target, str(exc))) from exc
     check_loss(loss, pred, target)
     return loss
+
+
+def nan_targets(target) -> str:
+    "What to say of NaN in the target, where a loss became NaN; empty if there is none."
+    values = list(target.values()) if isinstance(target, Mapping) else target
+    values = values if isinstance(values, (tuple, list)) else [values]
+    n = sum(int(v.isnan().sum()) for v in values if isinstance(v, Tensor) and v.is_floating_point())
+    fix = "missing=True leaves missing ones out: loss_fn=dict(name=..., missing=True)"
+    return f" (the target has {n} NaN; {fix})" if n else ""
 
 
 def check_loss(loss, pred, target) -> None:
@@ -226,11 +253,16 @@ def explain_loss(loss_fn, pred, target, error: str) -> str:
     "The message for a loss function that failed: what it got and what would fit."
     name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
     return (f"{name} failed on prediction {describe(pred)} and target {describe(target)}: "
-            f"{error.strip().splitlines()[0]}\n  {loss_hint(loss_fn, pred, target, name)}")
+            f"{error.strip().splitlines()[0]}\n  {loss_hint(loss_fn, pred, target, name, error)}")
 
 
-def loss_hint(loss_fn, pred, target, name: str) -> str:
+def loss_hint(loss_fn, pred, target, name: str, error: str = "") -> str:
     "What to change, from the shapes and dtypes at hand."
+    if "positional argument" in error:
+        return f"{name} takes more than prediction and target: override Learner.compute, which calls it."
+    if isinstance(target, Mapping) and target:
+        tasks = ", ".join(f"dict(name={k!r}, loss=...)" for k in list(target)[:3])
+        return f"The target holds several tasks: give loss_fn=[{tasks}]."
     if not isinstance(pred, Tensor) or not isinstance(target, Tensor):
         return "Prediction or target is no tensor: override Learner.forward, or pass a loss_fn of your own."
     if "Binary" not in name and ("cross" in name.lower() or "nll" in name.lower()):
@@ -267,3 +299,19 @@ def class_hint(loss_fn, pred: Tensor, target: Tensor) -> str:
     if low < 0:
         return f"Targets go down to {low}; classes count from 0, and only {ignored_index(loss_fn)} is left out."
     return "Prediction (N, C, ...) and class numbers (N, ...) must have the same N and the same other dimensions."
+
+# %% ../nbs/42_batch.ipynb #7b0e15dc
+def loss_text(loss_fn) -> str:
+    "A loss in a line: its name, and the arguments that are not the usual ones."
+    if loss_fn is None:
+        return "the model's own"
+    if not isinstance(loss_fn, nn.Module):
+        function = getattr(loss_fn, "func", loss_fn)  # of a partial
+        return getattr(function, "__name__", type(function).__name__)
+    name, known = type(loss_fn).__name__, inspect.signature(type(loss_fn)).parameters.values()
+    if not type(loss_fn).__module__.startswith("torch.") or type(loss_fn).extra_repr is not nn.Module.extra_repr:
+        text = " ".join(repr(loss_fn).split())
+        return text if len(text) < 300 else name  # a loss may hold a model
+    plain = lambda v: [round(x, 4) for x in v.flatten()[:10].tolist()] if isinstance(v, Tensor) else v
+    values = {p: plain(getattr(loss_fn, p.name)) for p in known if hasattr(loss_fn, p.name)}
+    return f"{name}({', '.join(f'{p.name}={value!r}' for p, value in values.items() if value != p.default)})"

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from .batch import call_loss, call_model, check_loss, count, detach, read_output
+from .batch import call_loss, call_model, check_loss, count, detach, nan_targets, read_output
 from .build import loaders_to_score
 from .core import EmptyLoader
 from .metrics import Scores
@@ -30,8 +30,8 @@ class Learner(Session):
                 backward(out.loss / batches in the window)
                 at the end of an accumulation window:
                     unscale, take the gradient norm, clip
-                    opt.step(); sched.step(); opt.zero_grad()
-            validate()
+                    opt.step(); sched.step() if it counts steps; opt.zero_grad()
+            validate(); sched.step() if it counts epochs
 
     A loss or gradient that is not finite is caught before the optimizer step, and the batch is undone."""
 
@@ -60,10 +60,9 @@ class Learner(Session):
 
     def train_epoch(self) -> None:
         "One pass over `train_dl`, validation, and a row in the history."
-        state, plan, history = self.state, self.plan, self.history
-        started, steps = self.clock(), state.step + state.skipped
+        state, plan, history, started = self.state, self.plan, self.history, self.clock()
         self.model.train()
-        state.batch, self.validated, self.fresh = 0, {}, True
+        state.batch, self.validated, self.fresh, steps = 0, {}, True, state.step + state.skipped
         self.fire("on_epoch_start")
         for batch, place, window in plan.windows(self.train_dl):
             self.window = window
@@ -89,7 +88,7 @@ class Learner(Session):
     def end_epoch(self, started: float) -> None:
         "Validates where the plan says so, counts the epoch and adds its row."
         state = self.state
-        row: dict = dict(epoch=state.epoch + 1, step=state.step, train_loss=self.history.take_mean())
+        row: dict = dict(epoch=state.epoch + 1, step=state.step, **self.history.take_means())
         validates = bool(valid_sets(self.valid_dl)) and self.plan.valid_every > 0
         if validates and row["epoch"] % self.plan.valid_every == 0:
             values = self.validated.get(state.step) or self.validate()
@@ -98,6 +97,7 @@ class Learner(Session):
         row |= dict(lr=self.history.steps["lr"][-1], time_s=self.clock() - started)
         state.note(row, loss_name(self.valid_dl if validates else None))
         self.history.epochs.append(row)
+        self.step_sched(row)
         self.fire("on_epoch_end", row)
 
     def train_step(self, batch, boundary: bool = True) -> StepOutput:
@@ -112,7 +112,7 @@ class Learner(Session):
             out = self.compute(batch)
         # free on a CPU; elsewhere the gradient norm tells. n = 0: all targets ignored, a NaN without a gradient
         if runtime.check_finite and not runtime.moves and not math.isfinite(out.loss.item()) and out.n:
-            self.raise_non_finite(f"the loss is {out.loss.item()}")
+            self.raise_non_finite(f"the loss is {out.loss.item()}{nan_targets(out.target)}")
         self.backward(out.loss / self.window if self.window > 1 else out.loss)
         out.loss, out.pred = out.loss.detach(), detach(out.pred)
         self.fire("on_backward_end", out)
@@ -133,8 +133,9 @@ class Learner(Session):
         elif self.first:
             check_loss(loss, pred, target)
         self.first = False
-        n, samples = count(target, pred, self.ignore, batch, self.class_weight)
-        return StepOutput(loss, n, pred, target, None, False, samples)
+        parts = None if self.take_parts is None else self.take_parts()
+        n, samples = count(target, pred, self.ignore, batch, self.class_weight, parts)
+        return StepOutput(loss, n, pred, target, None, False, samples, None, parts)
 
     def backward(self, loss: torch.Tensor) -> None:
         "Adds the gradients of a loss that is already divided by the window."

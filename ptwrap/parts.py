@@ -14,15 +14,18 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from .batch import Splitter, class_weight, ignored_index
-from .build import find_loaders, make_loss, make_model, make_opt, set_lr, suit_metrics
+from .batch import Splitter, class_weight, ignored_index, loss_text
+from ptwrap.build import (
+    describe_opt, find_loaders, known_targets, make_loss, make_metrics, make_model, make_opt, same_targets, set_lr,
+    suit_metrics,
+)
 from .callback import DEFAULT_CALLBACKS, Callback, Events
 from .control import Commands, LrFactor
-from .core import SCHEDULES, did_you_mean, seed_all
-from .metrics import as_metrics
-from .plan import Plan, n_batches, valid_sets
+from .core import DATASETS, did_you_mean, seed_all
+from .pace import Pace
+from .plan import Order, Plan, n_batches, valid_sets
+from .recipe import read_sched
 from .runtime import Runtime, Undo
 from .state import History, TrainState
 
@@ -33,13 +36,14 @@ class Parts:
     def __init__(
         self,
         model: str | nn.Module | Callable,  # a module, a registered name, or a function that builds one
-        data=None,  # a DataModule, a pair (train_dl, valid_dl), or one DataLoader; valid_dl may be a dict of loaders
-        loss_fn: str | Callable | None = None,  # name, function of (pred, target), None: the model returns it
-        opt: str | Optimizer | Callable = "adamw",  # name, ready optimizer, or a function of (params, lr=)
-        metrics=(),  # names, functions of (pred, target), metric objects
+        data=None,  # a DataModule or the name of one, (train_dl, valid_dl), or one DataLoader; valid_dl may be a dict of them
+        loss_fn: str | dict | list | Callable | None = None,  # name, dict(name=...), function of (pred, target), a list of
+        # tasks; None: by the kind of target, or the model returns it
+        opt: str | dict | Optimizer | Callable = "adamw",  # name, dict(name=...), optimizer, or function (params, lr=)
+        metrics=(),  # names, functions of (pred, target), metric objects; of several tasks a dict by task
         *,
         lr: float | None = None,  # None: the optimizer's own
-        sched=None,  # name, function of (opt) or (opt, total_steps), or a ready scheduler; advances per optimizer step
+        sched=None,  # name, dict(name=...), function of (opt) or (opt, total_steps), or a ready scheduler
         seed: int | None = None,  # of model, split, order and augmentation; set now and again when the first fit starts
         accumulate: int = 1,  # batches an optimizer step
         cbs: Iterable[Callback] = (),
@@ -67,15 +71,15 @@ class Parts:
         self.stop_reason: str | None = None
         self.running = self.is_evaluating = False
         self.groups: list[dict] = []
+        data = DATASETS.build(data) if isinstance(data, (str, dict)) else data  # a name, as a file has it
         if seed is not None:
             seed_all(seed)
-            setup = getattr(data, "setup", None)
-            if setup is not None and "seed" in inspect.signature(setup).parameters:
-                data.setup(seed=seed)
+            if hasattr(data, "take_seed"):
+                data.take_seed(seed)
         self.data = data
         self.train_dl, self.valid_dl = find_loaders(data)
-        generator = None if seed is None else getattr(self.train_dl, "generator", None)
-        self.order = None if generator is None else (generator, generator.get_state())
+        self.targets = known_targets(data)  # what the outputs stand for
+        self.order = None if seed is None else Order(self.train_dl)
         self._metrics: dict = {}
         self.model = make_model(model, data)
         self.loss_fn = loss_fn
@@ -102,7 +106,7 @@ class Parts:
 
     @property
     def loss_fn(self) -> Callable | None:
-        "The loss function; set it to another one, or to a registered name."
+        "The loss function; set it to another one, to a registered name, dict(name=...), or a list of tasks."
         return self._loss_fn
 
     @loss_fn.setter
@@ -111,6 +115,7 @@ class Parts:
         if isinstance(self._loss_fn, nn.Module):
             self._loss_fn.to(self.runtime.device)  # first: it replaces the tensor of the class weights
         self.ignore, self.class_weight, self.first = ignored_index(self._loss_fn), class_weight(self._loss_fn), True
+        self.take_parts: Callable | None = getattr(self._loss_fn, "take_parts", None)  # of several tasks
         suit_metrics(self._metrics, self._loss_fn)
         self.replaced.add("loss_fn")
 
@@ -121,7 +126,7 @@ class Parts:
 
     @metrics.setter
     def metrics(self, metrics):
-        self._metrics = suit_metrics(as_metrics(metrics), self.loss_fn)
+        self._metrics = make_metrics(metrics, self.loss_fn, self.data)
 
     @property
     def opt(self) -> Optimizer:
@@ -135,19 +140,17 @@ class Parts:
 
     def set_opt(self, opt, lr: float | None = None) -> None:
         "Takes an optimizer, or makes one over all parameters of the model and the loss."
-        own = list(self.loss_fn.parameters()) if isinstance(self.loss_fn, nn.Module) else []
-        sparse = any(getattr(m, "sparse", False) is True for m in self.model.modules())
-        self._opt = make_opt(opt, [*self.model.parameters(), *own], lr, sparse)
+        self._opt = make_opt(opt, self.model, self.loss_fn, lr)
 
     @property
     def sched(self):
-        "The torch scheduler; None until a fit plans it. Set a name, a function, a scheduler or None."
+        "The torch scheduler; None until a fit plans it. Set a name, a dictionary, a function, a scheduler or None."
         return self._sched
 
     @sched.setter
     def sched(self, sched):
-        ready = sched is None or isinstance(sched, LRScheduler)
-        self._sched, self.sched_fn = (sched, None) if ready else (None, SCHEDULES.resolve(sched))
+        self._sched, self.sched_fn = read_sched(sched, len(self._opt.param_groups))
+        self.pace = None if self._sched is None else Pace(self._sched)  # a fit has one of its own
         self.replaced.add("sched")
 
     def zero_grad(self) -> None:
@@ -220,13 +223,14 @@ class Parts:
             group["lr"] = lr
         for group, old in zip(d["opt"]["param_groups"], self.groups):  # while a planned schedule runs: where it started
             group.update(old)
-        return d | dict(callbacks=[[type(c).__name__, c.state_dict()] for c in self.cbs])
+        return d | dict(targets=self.targets, callbacks=[[type(c).__name__, c.state_dict()] for c in self.cbs])
 
     def load_state_dict(self, d: dict) -> None:
         "Takes back what `state_dict` gave. A schedule that is planned per fit is planned anew."
         if not isinstance(d, dict) or not {"model", "opt", "history"} <= d.keys():
             raise ValueError("this is not what a learner's state_dict() gave; "
                              "weights alone go into learn.model.load_state_dict(d)")
+        self.targets = same_targets(d.get("targets") or self.targets, self.targets)
         for name in ("model", "opt", "runtime", "state", "history"):
             getattr(self, name).load_state_dict(d[name])
         if "loss_fn" in d and isinstance(self.loss_fn, nn.Module):
@@ -249,9 +253,9 @@ class Parts:
         rows = dict(
             model=f"{type(self.model).__name__}, {n:,} weights" + (f", {frozen:,} frozen" if frozen else ""),
             data=repr(self.data) if known else f"train {loader(self.train_dl)}, {valid}",
-            loss=name(self.loss_fn) + (f"; metrics {', '.join(self.metrics)}" if self.metrics else ""),
-            optimizer=f"{type(self.opt).__name__}, lr {self.lr:g}" + (f", schedule {name(self.sched_fn or self.sched)}"
-                                                                     if self.sched_fn or self.sched else ""),
+            loss=loss_text(self.loss_fn) + (f"; metrics {', '.join(self.metrics)}" if self.metrics else ""),
+            optimizer=describe_opt(self.opt) + (f", schedule {name(self.sched_fn or self.sched)}"
+                                                if self.sched_fn or self.sched else ""),
             device=repr(self.runtime),
             trained=f"{s.epoch} epochs, {s.step:,} steps{best}")
         return "Learner\n" + "\n".join(f"  {k:10} {v}" for k, v in rows.items())
@@ -289,5 +293,5 @@ def check_arguments(runtime: dict) -> None:
         hint = f"did you mean {ALIASES[name]!r}?" if name in ALIASES else did_you_mean(name, known)
         where = " (a batch size is given to the DataModule or DataLoader)" if "batch" in name else ""
         if name in ("weight_decay", "wd", "momentum", "betas", "eps"):
-            hint = "settings of the optimizer go with it: opt=partial(torch.optim.AdamW, weight_decay=0.01)"
+            hint = "settings of the optimizer go with it: opt=dict(name='adamw', weight_decay=0.01)"
         raise TypeError(f"Learner has no argument {name!r}; {hint}{where}")

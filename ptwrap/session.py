@@ -7,8 +7,7 @@ Docs: https://ptwrap.github.io/ptwrap/session.html.md"""
 # %% auto #0
 __all__ = ['FOREIGN', 'Session', 'close_workers', 'check_optimizer']
 
-# %% ../nbs/45b_session.ipynb #c9c9951d
-import inspect
+# %% ../nbs/45b_session.ipynb #c7e0f821
 import time
 import traceback
 from collections.abc import Iterable
@@ -17,14 +16,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau
 
 from .build import find_loaders
 from .callback import Callback, Events
 from .control import obey
 from .core import DeviceError, EmptyLoader, NonFinite, interruption, seed_all
+from .pace import make_pace
 from .parts import Parts
-from .plan import make_plan, plan_schedule, valid_sets
+from .plan import Plan, make_plan, valid_sets
 from .runtime import check_devices, dense, kept_modes
 
 # %% ../nbs/45b_session.ipynb #a948e50c
@@ -82,10 +81,7 @@ class Session(Parts):
         more = [cbs] if isinstance(cbs, Callback) else cbs
         active = [*(make() for make in self.default_cbs), *self.cbs, *more]
         events = Events(active)
-        self.plan_lr(plan.total_steps)
-        planned = self.sched_fn is not None and "total_steps" in inspect.signature(self.sched_fn).parameters
-        if self.sched is not None and not planned and not isinstance(self.sched, ConstantLR):
-            plan.notes.append(f"{type(self.sched).__name__} moves with each optimizer step, not with each epoch")
+        self.plan_lr(plan)
         self.plan, self.active, self.events, self.stop_reason = plan, active, events, None
         plan.started = self.clock()
         plain = lambda v: v.item() if hasattr(v, "item") else v
@@ -95,8 +91,8 @@ class Session(Parts):
         self.state.batch = 0  # an epoch that was left in the middle is over
         if self.seed is not None and self.state.step == 0:
             seed_all(self.seed)
-            if self.order is not None and getattr(self.train_dl, "generator", None) is self.order[0]:
-                self.order[0].set_state(self.order[1])
+            if self.order is not None and self.order.is_of(self.train_dl):
+                self.order.restore()
         torch.set_grad_enabled(True)
         self.runtime.reset()  # what an end that was interrupted itself may have left
         self.history.take_mean()
@@ -109,29 +105,20 @@ class Session(Parts):
                     clip_norm=self.clip_norm, clip_value=self.runtime.clip_value, replaced=sorted(others),
                     callbacks=[type(c).__name__ for c in self.active if not c.only_looks])
 
-    def plan_lr(self, total_steps: int | None) -> None:
-        "A schedule given by name or function is made anew over this fit; a scheduler object stays as it is."
+    def plan_lr(self, plan: Plan) -> None:
+        "A schedule given by name or function is made anew over this fit; a scheduler object goes on where it is."
         if self.sched_fn is not None:
             plain = lambda v: v.clone() if isinstance(v, Tensor) else v
             for group in self.opt.param_groups:
                 group.pop("initial_lr", None)
                 self.groups.append({k: plain(v) for k, v in group.items() if k != "params"})
-            self._sched = plan_schedule(self.sched_fn, self.opt, total_steps)
-        if self.sched is not None and self.sched.optimizer is not self.opt:
-            raise ValueError("learn.sched belongs to another optimizer than learn.opt: make a new one, or set None")
-        if isinstance(self.sched, ReduceLROnPlateau):
-            raise TypeError("ReduceLROnPlateau needs a value at each step: leave sched=None and call its step(...) "
-                            "in a callback's on_epoch_end(self, learn, row)")
+        self.pace = make_pace(self, self.sched_fn, plan)
+        self._sched = None if self.pace is None else self.pace.sched
 
-    def step_sched(self) -> None:
-        "Moves the schedule by one step; a planned one stays at its end where a loader gives more than it said."
-        sched, total = self._sched, self.plan.total_steps
-        if sched is not None and (self.sched_fn is None or total is None or sched.last_epoch < total):
-            if self.by_hand.scheduled:
-                self.by_hand.lift(self.opt)
-            sched.step()
-            if self.by_hand.factor != 1.0:
-                self.by_hand.lay(self.opt)
+    def step_sched(self, row: dict | None = None) -> None:
+        "After an optimizer step, or after the epoch of `row`: moves the schedule if it counts these."
+        if self.pace is not None:
+            self.pace.after(self.opt, self.by_hand, row)
 
     def over(self) -> bool:
         "Whether the fit ends here, between two optimizer steps: the one place where commands act."

@@ -492,7 +492,7 @@ def held_out(kind: str):
     "40 training and 10 validation samples, batches of 16, and the last partial batch of training left out."
     x, y = torch.randn(50, 6), torch.arange(50) % 3
     if kind == "data module":
-        return DataModule(x, y, batch_size=16, drop_last=True, split=(range(40), range(40, 50))), x[40:], y[40:]
+        return DataModule.arrays(x, y, batch_size=16, drop_last=True, split=(range(40), range(40, 50))), x[40:], y[40:]
     make = InMemoryLoader if kind == "in memory" else lambda *t, **kw: DataLoader(TensorDataset(*t), **kw)
     train = make(x[:40], y[:40], batch_size=16, shuffle=True, drop_last=True)
     return (train, make(x[40:], y[40:], batch_size=16)), x[40:], y[40:]
@@ -1071,7 +1071,7 @@ torch.set_num_threads(1)
 kind, again = sys.argv[1], sys.argv[2] == "again"
 x, y = torch.randn(22, 6), torch.arange(22) % 3
 if kind == "module":
-    data = DataModule(x, y, batch_size=4, num_workers=2)
+    data = DataModule.arrays(x, y, batch_size=4, num_workers=2)
 else:
     from torch.utils.data import DataLoader, TensorDataset
     data = DataLoader(TensorDataset(x, y), 4, num_workers=2)

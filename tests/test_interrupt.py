@@ -1,7 +1,6 @@
 "Whatever ends a fit, and wherever: the session is as it was before, and the next fit is a clean one."
 import _thread
 import copy
-import functools
 import gc
 import multiprocessing
 import threading
@@ -140,7 +139,7 @@ def build(bomb=lambda place: None, amp: str | None = None, workers: int = 0) -> 
             bomb("sched")
             super().step()
 
-    sched = functools.partial(Sched, step_size=2, gamma=0.5)
+    sched = dict(name=Sched, step_size=2, gamma=0.5, per="step")
     train = DataLoader(Samples(4 * BATCHES, bomb), batch_size=4, shuffle=True, num_workers=workers)
     opt = Opt(model.parameters(), lr=0.1, momentum=0.9)
     learn = Learner(model, (train, DataLoader(Samples(7), batch_size=4)), loss_fn, opt, error, sched=sched, amp=amp,

@@ -188,7 +188,7 @@ def test_fp16_skips_steps_as_the_scaler_by_hand_does(opt, accumulate):
     kw = dict(amp=torch.float16, scaler=dict(init_scale=2.0**26, growth_interval=4), sched_fn=halve,
               accumulate=accumulate)
     seen, model, hand_opt, more = by_hand(opt_fn, **kw)
-    learn = by_learner(opt_fn, **kw)
+    learn = by_learner(opt_fn, **kw | dict(sched_fn=dict(name=halve, per="step")))
     steps = 3 * math.ceil(BATCHES / accumulate)
     skipped = sum(b < a for a, b in zip([2.0**26, *more["scales"]], more["scales"]))
     assert skipped > 1

@@ -267,7 +267,8 @@ def test_a_ready_schedule_says_how_it_moves():
     model = net()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     learn = Learner(model, loader(), "ce", opt, sched=torch.optim.lr_scheduler.StepLR(opt, 2)).fit(1)
-    assert learn.plan.notes == ["StepLR moves with each optimizer step, not with each epoch"]
+    assert learn.plan.notes == ["StepLR moves once an epoch; sched.per = 'step' changes that"]
+    assert learn.sched.last_epoch == 1
 
 
 def test_sparse_embeddings_with_an_optimizer_by_name():

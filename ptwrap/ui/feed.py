@@ -167,7 +167,10 @@ class Feed:
         first, sets = ["epoch", "train_loss"], valid_sets(self.learn.valid_dl) if self.learn.plan.valid_every else {}
         if not epochs:  # room for what will come
             prefixes = ["valid_" if name == "valid" else f"valid_{name}_" for name in sets]
-            first += [prefix + name for prefix in prefixes for name in ("loss", *self.learn.metrics)]
+            names = getattr(self.learn.loss_fn, "names", ()) if self.learn.take_parts is not None else ()
+            tasks = [f"loss_{name}" for name in names]
+            first += [loss_name(self.learn.valid_dl)] * bool(sets) + [f"train_{name}" for name in tasks]
+            first += [prefix + name for prefix in prefixes for name in ("loss", *tasks, *self.learn.metrics)]
         elif sets:
             first.append(loss_name(self.learn.valid_dl))
         some = epochs[:1] + epochs[-1000:]  # of very many rows the last ones decide
@@ -222,9 +225,12 @@ def settled(rows: list[dict]) -> list[dict]:
 
 
 def column_name(key: str) -> str:
-    "'valid_accuracy' reads accuracy, 'train_loss' train loss; a metric keeps the name that it was given."
-    if key in ("train_loss", "valid_loss", "time_s"):
-        return key.removesuffix("_s").replace("_", " ")
+    "'valid_accuracy' reads accuracy, 'train_loss_mpg' train loss mpg; a metric keeps the name that it was given."
+    if key == "time_s":
+        return "time"
+    for start in ("train_loss", "valid_loss"):
+        if key == start or key.startswith(f"{start}_"):
+            return f"{start.replace('_', ' ')} {key[len(start) + 1:]}".strip()
     return key.removeprefix("valid_")
 
 
