@@ -16,7 +16,9 @@ from nbsource import PROJECT, ROOT, SYMBOLS, definitions, entry, exported, prose
 
 NBS, OUT = ROOT / "nbs", ROOT / "_proc"
 SITE = PROJECT["urls"]["Documentation"]
-SECTIONS = {"tutorials": "Tutorials", "explanation": "Explanation", "": "Reference"}  # folder of nbs/ -> caption
+SECTIONS = {"tutorials": "Tutorials", "explanation": "Explanation"}  # folder of nbs/ -> caption
+REFERENCE = {0: "Reference: core", 18: "Transforms and models", 23: "Losses, optimizers, schedules", 30: "Data", 40: "The loop",
+             60: "Tools", 80: "Views"}  # number of the first notebook -> caption
 DROPPED = {"hide", "default_exp", "exporti"}
 TAGS = {("echo", "false"): "remove-input", ("output", "false"): "remove-output", ("code-fold", ""): "hide-input"}
 PICTURE = re.compile(r"!\[[^\]]*\]\([^)]*\)\n*")
@@ -117,10 +119,16 @@ def api(pages: dict[str, Path]) -> str:
 
 def contents(pages: dict[str, Path]) -> str:
     "The hidden tables of contents at the end of the front page, which make the sidebar."
-    groups = {folder: [p for p in pages if p.rpartition("/")[0] == folder and p != "index"] for folder in SECTIONS}
-    groups[""].insert(0, "api")
+    groups = {caption: [] for caption in [*SECTIONS.values(), *REFERENCE.values()]}
+    for page, path in pages.items():
+        folder, number = page.rpartition("/")[0], re.match(r"\d+", path.stem)
+        if folder:
+            groups[SECTIONS[folder]].append(page)
+        elif number:
+            groups[REFERENCE[max(n for n in REFERENCE if n <= int(number[0]))]].append(page)
+    groups[REFERENCE[0]].insert(0, "api")
     table = "```{{toctree}}\n:caption: {}\n:hidden:\n\n{}\n```"
-    return "\n\n".join(table.format(SECTIONS[folder], "\n".join(group)) for folder, group in groups.items() if group)
+    return "\n\n".join(table.format(caption, "\n".join(group)) for caption, group in groups.items() if group)
 
 
 def stage() -> None:

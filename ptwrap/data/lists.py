@@ -219,6 +219,7 @@ def to_number(text: str, i: int, csv: Path) -> float:
 
 
 def is_number(text: str) -> bool:
+    "Whether a text is a number, and not NaN."
     try:
         return bool(text) and float(text) == float(text)
     except ValueError:
