@@ -6,7 +6,7 @@ Docs: https://ptwrap.github.io/ptwrap/build.html.md"""
 
 # %% auto #0
 __all__ = ['find_loaders', 'known_targets', 'same_targets', 'check_loader', 'loaders_to_score', 'make_model', 'make_loss',
-           'make_metrics', 'make_opt', 'describe_opt', 'as_rate', 'set_lr', 'suit_metrics']
+           'make_metrics', 'make_opt', 'check_opt', 'describe_opt', 'as_rate', 'set_lr', 'suit_metrics']
 
 # %% ../nbs/44b_build.ipynb #b77a4c03
 import inspect
@@ -19,17 +19,19 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .batch import ignored_index
-from .core import MODELS, OPTIMS, EmptyLoader, check_names, split_spec
+from .core import MODELS, OPTIM_ALIASES, OPTIMS, EmptyLoader, UnknownName, check_names, split_spec, user_level
 from .metrics import as_metrics
 from .plan import valid_sets
-from .tasks import MultiTask, TaskMetric, build_loss, make_tasks, task_metrics
+from ptwrap.tasks import (
+    MultiTask, TaskMetric, build_loss, by_task, check_kind, check_single, make_tasks, task_metrics,
+)
 
 # %% ../nbs/44b_build.ipynb #df9c0d82
 def find_loaders(
     data,  # object with train_dl and valid_dl, pair (train_dl, valid_dl), or one loader; None for none
 ) -> tuple[Iterable | None, Iterable | dict | None]:  # training loader, validation loader or a dict of them by name
     "The loaders in whatever was given as data."
-    if hasattr(data, "train_dl"):
+    if hasattr(type(data), "train_dl") or hasattr(data, "train_dl"):  # of a property hasattr hides the errors
         return data.train_dl, data.valid_dl
     if isinstance(data, list) and any(isinstance(part, DataLoader) for part in data):
         raise TypeError("data is a list of loaders; give a tuple: (train_dl, valid_dl)")
@@ -95,23 +97,35 @@ def make_model(model, data) -> nn.Module:
     return MODELS.build(model, sample_shape=shape, **hints)
 
 
-def make_loss(loss_fn, data) -> Callable | None:
-    """A function or module as it is; a name, dict or class is built, and a list of dicts makes several tasks. None: by
-    the kind of target, if the data tells."""
+def make_loss(
+    loss_fn,  # a function or module as it is; a name, dict or class to build; a list of dicts, or a dict by task
+    data,
+    as_given: bool = False,  # the target of a batch may not be the data's: a learner that overrides `forward`
+) -> Callable | None:
+    "The loss. None: by the kind of target, if the data tells. One that cannot read that kind is an error."
     tasks = getattr(data, "tasks", None)
-    if isinstance(loss_fn, dict) and "multi_task" in loss_fn.values():
+    if isinstance(loss_fn, dict) and "multi_task" in [v for v in loss_fn.values() if isinstance(v, str)]:
         loss_fn = loss_fn.get("tasks")
+    elif isinstance(loss_fn, dict):
+        loss_fn = by_task(loss_fn, tasks) or loss_fn
+    is_classes = getattr(data, "is_classes", None)
+    as_given = as_given or getattr(data, "collate_fn", None) is not None  # which may make other targets
+    target = None if is_classes is None or tasks else dict(
+        kind="classes" if is_classes else getattr(data, "kind", None) or "number", n=getattr(data, "n_outputs", None))
     if isinstance(loss_fn, list) or (loss_fn is None and tasks):
-        return make_tasks(loss_fn, tasks)
-    if loss_fn is None and getattr(data, "is_classes", None) is not None:
-        kind = "classes" if data.is_classes else getattr(data, "kind", "number")
-        loss_fn = dict(classes="cross_entropy", labels="bce").get(kind, "mse")
+        return make_tasks(loss_fn, tasks, target, as_given)
+    if loss_fn is None and target:
+        loss_fn = dict(classes="cross_entropy", labels="bce").get(target["kind"], "mse")
     if loss_fn is None:
         return None
+    hints = {}
     if isinstance(loss_fn, (str, dict, type)):
         known = dict(num_classes="num_classes", missing="has_missing", class_counts="class_counts")
-        return build_loss(loss_fn, **{k: getattr(data, attribute, None) for k, attribute in known.items()})
-    return build_loss(loss_fn)
+        hints = {k: getattr(data, attribute, None) for k, attribute in known.items()}
+    made = build_loss(loss_fn, **hints)
+    if tasks and not as_given:
+        check_single(made, tasks)
+    return check_kind(made, target["kind"], target["n"]) if target and not as_given else made
 
 
 def make_metrics(metrics, loss_fn, data) -> dict:
@@ -129,27 +143,39 @@ def make_opt(opt, model: nn.Module, loss_fn=None, lr: float | None = None) -> Op
             set_lr(opt, lr)
         return opt
     what, kwargs = split_spec(opt, "optimizer")
+    short = what.replace(":", ".").split(".")[-1].lower() if isinstance(what, str) else ""
+    if short in OPTIMS and what.lower() != short:
+        raise UnknownName(f"unknown optimizer {what!r}; did you mean {short!r}?")
     make = OPTIMS.resolve(what.lower() if isinstance(what, str) and what not in OPTIMS and what.lower() in OPTIMS
                           else what)
     if not callable(make):
         raise TypeError(f"opt is a {type(what).__name__}; give a name, an optimizer or a function of (params, lr)")
-    if kwargs:
-        known = inspect.signature(make).parameters
-        if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-            check_names(kwargs, known, f"optimizer {what if isinstance(what, str) else make.__name__!r}")
     if lr is not None:
         if "lr" in kwargs:
             raise TypeError(f"the learning rate is given twice: lr={lr!r}, and lr={kwargs['lr']!r} in opt")
         kwargs["lr"] = as_rate(lr)
-    own = loss_fn if isinstance(loss_fn, nn.Module) else None
+    own, known = loss_fn if isinstance(loss_fn, nn.Module) else None, inspect.signature(make).parameters
+    who = f"optimizer {short or getattr(make, '__name__', type(make).__name__)!r}"
+    check_opt(who, known, kwargs, isinstance(what, str))
     params = [*model.parameters(), *(own.parameters() if own is not None else ())]
     if isinstance(what, str):
-        names = inspect.signature(make).parameters
-        kwargs |= {k: v for k, v in dict(model=model, loss_fn=own).items() if k in names}
+        kwargs |= {k: v for k, v in dict(model=model, loss_fn=own).items() if k in known}
     made = make(list(dict.fromkeys(params)), **kwargs)  # a loss may hold the model
     if not isinstance(made, Optimizer):
         raise TypeError(f"opt made a {type(made).__name__}, expected a torch.optim.Optimizer")
     return made
+
+
+def check_opt(who: str, known, kwargs: dict, named: bool) -> None:
+    "What makes an optimizer must take all that was given, and need nothing else but the parameters."
+    if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        check_names(kwargs, known, who, OPTIM_ALIASES)
+    filled = {*kwargs, *(("model", "loss_fn") if named else ())}
+    needed = [p.name for p in list(known.values())[1:] if p.default is p.empty and p.name not in filled
+              and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if needed:
+        how = "lr=1e-3 in the Learner, or a default" if needed[0] == "lr" else f"opt=dict(name=..., {needed[0]}=...)"
+        raise TypeError(f"{who} needs {' and '.join(needed)}: give {how}")
 
 
 def describe_opt(opt: Optimizer) -> str:
@@ -205,7 +231,7 @@ def suit_metrics(metrics: dict, loss_fn) -> dict:
             if hasattr(metric, "threshold") and "threshold" not in metric.given:
                 if isinstance(loss_fn, (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)):
                     text = f"metric {metric.name!r} compares classes and {type(loss_fn).__name__} numbers"
-                    warnings.warn(f"{text}: take 'mae', 'rmse' or 'r2'", stacklevel=4)
+                    warnings.warn(f"{text}: take 'mae', 'rmse' or 'r2'", stacklevel=user_level())
                 metric.threshold = 0.5 if isinstance(loss_fn, nn.BCELoss) else None
             metric.one_hot = isinstance(loss_fn, nn.CrossEntropyLoss)
     return metrics

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from .core import preserved_rng
 from .runtime import kept_modes
@@ -51,6 +50,8 @@ def measure(
     run: Callable[[], object],  # calls the model once
 ) -> dict[nn.Module, Seen]:
     "Runs once in evaluation mode, without gradients, and tells of each module what came out. Everything is put back."
+    from torch.utils.flop_counter import FlopCounterMode  # a tenth of a second
+
     seen, open_calls, extra = {m: Seen() for m in model.modules()}, [], [0]
     counter = FlopCounterMode(display=False, custom_mapping={
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: cpu_attention})

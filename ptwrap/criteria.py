@@ -151,6 +151,7 @@ class FocalLoss(nn.Module):
         one = isinstance(alpha, Real)
         alpha = check_number("alpha", alpha, 0, 1) if one else as_weights(alpha, class_counts, name="alpha")
         self.register_buffer("alpha", torch.tensor(alpha) if one else alpha)
+        self.meant_for = "classes" if self.alpha is not None and self.alpha.ndim else ""  # else classes or labels
 
     def forward(self, pred: Tensor, target: Tensor) -> Tensor:
         if has_classes(pred, target, "focal"):

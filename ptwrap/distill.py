@@ -46,6 +46,7 @@ class DistillationLoss(nn.Module):
     in validation, it is cross entropy.
 
     Source: https://arxiv.org/abs/1503.02531, section 2"""
+    meant_for = "classes"
 
     def __init__(
         self,

@@ -28,7 +28,8 @@ if not {LiveView, TextView} & set(DEFAULT_CALLBACKS):
 
 # %% ../nbs/90_fluent.ipynb #a1e262bf
 def freeze(learn: Learner, pattern: str | list[str] = "backbone") -> Learner:
-    "Parameters whose name the regular expression matches stay as they are; 'backbone' is all but the head."
+    """Parameters whose name the regular expression matches stay as they are; 'backbone' is all but the head. BatchNorm
+    of frozen layers still follows the data: its running statistics move while training."""
     trainable.freeze(learn.model, pattern)
     learn.replaced.add("set of frozen layers")
     return learn

@@ -20,7 +20,7 @@ from pkgutil import resolve_name
 import torch
 from torch import nn
 
-from .core import OPTIMS, check_names, did_you_mean
+from .core import OPTIM_ALIASES, OPTIMS, check_names, did_you_mean
 
 # %% ../nbs/26_optim.ipynb #6eb6c942
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -165,8 +165,8 @@ def make_optimizer(
     make: Callable = resolve_name(cls) if isinstance(cls, str) else cls
     known = {k: p.default for k, p in inspect.signature(make).parameters.items() if k != "params"}
     groups, what = check_groups(groups), f"optimizer {getattr(make, '__name__', '').lower()!r}"
-    check_names(kwargs, [*known, "groups", "layer_decay", "decay_all"], what)
-    check_names([k for g in groups for k in g], [*known, "match", "lr_mult"], f"{what}: a group")
+    check_names(kwargs, [*known, "groups", "layer_decay", "decay_all"], what, OPTIM_ALIASES)
+    check_names([k for g in groups for k in g], [*known, "match", "lr_mult"], f"{what}: a group", OPTIM_ALIASES)
     for name, value in dict(kwargs, lr=lr).items():
         check_value(f"{what}: {name}", value, known.get(name))
     model = params if isinstance(params, nn.Module) else model

@@ -22,7 +22,7 @@ from ptwrap.build import (
 )
 from .callback import DEFAULT_CALLBACKS, Callback, Events
 from .control import Commands, LrFactor
-from .core import DATASETS, did_you_mean, seed_all
+from .core import DATASETS, did_you_mean, plural, seed_all
 from .pace import Pace
 from .plan import Order, Plan, n_batches, valid_sets
 from .recipe import read_sched
@@ -111,7 +111,9 @@ class Parts:
 
     @loss_fn.setter
     def loss_fn(self, loss_fn):
-        self._loss_fn = make_loss(loss_fn, self.data)
+        own = any({"forward", "compute"} & vars(c).keys() for c in type(self).__mro__
+                  if not c.__module__.startswith("ptwrap."))  # then the target need not be that of the data
+        self._loss_fn = make_loss(loss_fn, self.data, as_given=own)
         if isinstance(self._loss_fn, nn.Module):
             self._loss_fn.to(self.runtime.device)  # first: it replaces the tensor of the class weights
         self.ignore, self.class_weight, self.first = ignored_index(self._loss_fn), class_weight(self._loss_fn), True
@@ -244,7 +246,8 @@ class Parts:
     def __repr__(self):
         n = sum(p.numel() for p in self.model.parameters())
         frozen = n - sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-        loader = lambda dl: "none" if dl is None else f"{n_batches(dl) or 'a stream of'} batches"
+        batches = lambda n: plural(n, "batch", "batches") if n else "a stream of batches"
+        loader = lambda dl: "none" if dl is None else batches(n_batches(dl))
         name = lambda f: "the model's own" if f is None else getattr(f, "__name__", type(f).__name__)
         valid = ", ".join(f"{k} {loader(dl)}" for k, dl in valid_sets(self.valid_dl).items()) or "no validation"
         s = self.state
@@ -257,7 +260,7 @@ class Parts:
             optimizer=describe_opt(self.opt) + (f", schedule {name(self.sched_fn or self.sched)}"
                                                 if self.sched_fn or self.sched else ""),
             device=repr(self.runtime),
-            trained=f"{s.epoch} epochs, {s.step:,} steps{best}")
+            trained=f"{plural(s.epoch, 'epoch')}, {plural(s.step, 'step')}{best}")
         return "Learner\n" + "\n".join(f"  {k:10} {v}" for k, v in rows.items())
 
 

@@ -48,7 +48,8 @@ def freeze(
     model: nn.Module,
     pattern: str | list[str] = "backbone",  # regular expression over parameter names; 'backbone': all but the head
 ) -> nn.Module:  # the same model
-    "The matching parameters stay as they are: `requires_grad = False`. Batch norm there still follows the data."
+    """The matching parameters stay as they are: `requires_grad = False`. BatchNorm of frozen layers still follows the
+    data: its running statistics move while training; `timm.layers.freeze_batch_norm_2d(net)` holds them."""
     for p in matching(model, pattern, "freeze:").values():
         p.requires_grad_(False).grad = None  # a gradient that is left over would still move it
     return model

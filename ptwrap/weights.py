@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .core import did_you_mean
+from .core import did_you_mean, user_level
 
 # %% ../nbs/20_weights.ipynb #28f02b8c
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # of a model on the hub
@@ -203,5 +203,5 @@ def load_weights(
     notes += [f"in the file and not in the model: {short(unused)}"] * bool(unused)
     model.load_state_dict(taken, strict=False)
     if notes and say:
-        warnings.warn(f"{source}: {'; '.join(notes)}", stacklevel=2)
+        warnings.warn(f"{source}: {'; '.join(notes)}", stacklevel=user_level())
     return model

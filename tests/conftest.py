@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from ptwrap import core
+
 torch.set_num_threads(1)
 
 
@@ -17,6 +19,15 @@ def seeds():
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch):
+    "What a test or a notebook registers is gone after it."
+    for registry in vars(core).values():
+        if isinstance(registry, core.Registry):
+            registry.names()  # first, since it imports those of the package
+            monkeypatch.setattr(registry, "_items", dict(registry._items))
 
 
 @pytest.fixture(scope="module")  # not longer: while the browser is open no other event loop runs in this thread

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -391,6 +392,19 @@ WRONG = [
     (lambda p: make(p / "pets", cache="disk", cache_dir=p / "list.csv" / "x"), OSError,
      "cannot make the folder .*give cache_dir="),
     (lambda p: make(p / "pets", valid_share=20), ValueError, "valid_share=20: give a share from 0 to below 1"),
+    (lambda p: make(p / "pets", valid_share="20%"), ValueError, "valid_share='20%': give a share from 0 to below 1"),
+    (lambda p: make(p / "pets", size=224), TypeError,
+     r"DataModule.folder has no argument 'size'; images get one size by transforms=\[{'resize': \[224, 224\]}\]"),
+    (lambda p: listed(p / "list.csv", resize=(20, 30)), TypeError, r"by transforms=\[{'resize': \[20, 30\]}\]"),
+    (lambda p: make(p / "pets", sizes=24), ValueError,
+     r"sizes=24: give the image sizes to draw from, such as \[24, 28, 32\]; one size for all images is transforms="),
+    (lambda p: make(p / "pets", weighted="yes"), TypeError, "weighted='yes': give True to draw each class equally"),
+    (lambda p: make(p / "pets", seed="a"), TypeError, "seed='a': give a whole number from 0 on"),
+    (lambda p: make(p / "pets", bs=32), TypeError, "no argument 'bs'; did you mean 'batch_size'?"),
+    (lambda p: make(p / "pets", item_tfms=[]), TypeError, "did you mean 'transforms'?"),
+    (lambda p: make(p / "pets", augment="mild"), TypeError, "did you mean 'transforms'?"),
+    (lambda p: make(p / "pets", valid_pct=0.2), TypeError, "did you mean 'valid_share'?"),
+    (lambda p: make(p / "pets", xyz=1), TypeError, "known names: path, predict, classes, transforms, valid_transforms"),
     (lambda p: make(p / "pets", transforms=["random_corp"]), UnknownName,
      "unknown transform 'random_corp'; did you mean"),
     (lambda p: make(p / "pets", on_bad="ignore").train_dl, ValueError, "on_bad='ignore': give 'raise' or 'skip'"),
@@ -534,7 +548,8 @@ def test_the_same_values_with_a_cache(tmp_path, cache, workers, monkeypatch):
     make_it = lambda **kw: make(tmp_path / "data", transforms=[{"resize": 9}, {"random_crop": 8}, noise], batch_size=4,
                                 num_workers=workers, cache_dir=tmp_path / "kept", **kw)
     plain, kept = make_it(), make_it(cache=cache)
-    assert "filled when the first batch is asked for" in kept.rows()["cache"]
+    kept.one_batch()
+    assert "filled when an epoch begins" in kept.rows()["cache"]
     for _ in range(2):
         assert same(read_all(plain.train_dl), read_all(kept.train_dl))
         assert same(read_all(plain.valid_dl), read_all(kept.valid_dl))
@@ -661,6 +676,37 @@ def test_digits_as_files_are_learned(tmp_path):
     assert data.rows()["cache"] == "1,797 of 1,797 images, 0.1 MB in memory"
     made = f"DataModule.folder(path={str(tmp_path)!r}, num_workers=0, cache='ram', name='digits')"
     assert source(data, set()) == made
+
+
+def test_predictions_for_files_folders_and_open_pictures(tmp_path):
+    data = make(pets(tmp_path / "pets", 6), batch_size=4)
+    learn = Learner("cnn", data, seed=0, device="cpu")
+    files = sorted((tmp_path / "pets" / "dog").iterdir())
+    expected = predict(learn, files)
+    assert expected.shape == (6, 2)
+    for given in (tmp_path / "pets" / "dog", str(tmp_path / "pets" / "dog"), [Image.open(f) for f in files],
+                  torch.stack([raw(f) for f in files]), [files[0], Image.open(files[1]), *map(str, files[2:])]):
+        assert torch.allclose(predict(learn, given), expected, atol=1e-6)
+    grey = Image.open(files[0]).convert("L")
+    assert predict(learn, grey).shape == (1, 2)  # made RGB, as a grey file is
+    (tmp_path / "empty").mkdir()
+    for given, kind, text in [
+            (tmp_path / "empty", FileNotFoundError, "the folder .*empty holds no image"),
+            ("nowhere.png", UnreadableSample, "nowhere.png"),
+            (pd.DataFrame(dict(path=["a.png"])), TypeError, "predict got a DataFrame with path, and this learner reads"),
+            ([dict(path="a.png")], TypeError, "predict got a dict among the images")]:
+        with pytest.raises(kind, match=text):
+            predict(learn, given)
+    plain = Learner("mlp", DataModule.arrays(torch.rand(20, 3), torch.arange(20) % 2), device="cpu")
+    with pytest.raises(TypeError, match=r"data \(ArrayData\) cannot read that: give a tensor"):
+        predict(plain, grey)
+    with pytest.raises(TypeError, match="a frame with columns that hold no numbers"):
+        predict(plain, pd.DataFrame(dict(a=["x"])))
+
+
+def test_a_summary_as_a_table_has_room_and_no_colours(tmp_path):
+    html = make(pets(tmp_path)).summary()._repr_html_()
+    assert "padding: 0.2em 1.5em 0.2em 0" in html and '<caption style="text-align: left' in html and "color" not in html
 
 
 def test_names_with_markup_stay_text(tmp_path):

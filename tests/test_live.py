@@ -550,3 +550,51 @@ def test_a_page_that_was_loaded_again_keeps_its_view(notebook, clock):
     learn = made("plain", clock)[0].fit(1, cbs=[LiveView(), opens])
     assert learn.state.step == 10
     assert notebook.pages[0].parts["status"]["title"] == "Done" and notebook.widgets[0].comm is not None
+
+
+# --- what a fit says of itself at its start
+
+NOTE = "StepLR moves once an epoch; sched.per = 'step' changes that"
+
+
+def noted(**kwargs):
+    learn = toy(**kwargs)
+    learn.sched = torch.optim.lr_scheduler.StepLR(learn.opt, 2)
+    return learn
+
+
+def test_the_notes_of_a_fit_reach_the_page_once(notebook, clock):
+    learn = noted(cbs=[Spy(clock)])
+    learn.fit(2, cbs=[LiveView(), notebook.answer()])
+    page = notebook.pages[0]
+    assert page.parts["status"]["notes"] == [NOTE] == learn.plan.notes
+    told = [m["type"] for _, m, _ in page.said if "notes" in m.get("status", {})]
+    assert told == ["full"] * len(told)  # a tick tells only what changed
+
+
+def test_the_notes_stay_in_html_and_text(notebook, clock):
+    learn = noted(cbs=[Spy(clock)])
+    learn.fit(1, cbs=[LiveView(), notebook.answer()])
+    learn.plan.notes.append("<b>odd</b>")
+    shot = Feed(learn, whole=True).snapshot()
+    html = to_html(shot)
+    assert "note: StepLR moves once an epoch; sched.per = &#x27;step&#x27; changes that · &lt;b&gt;odd" in html
+    assert "<b>odd" not in html and "overflow-wrap:anywhere" in html
+    assert [line for line in to_text(shot).splitlines() if line.startswith("note")] == [f"note: {NOTE}", "note: <b>odd</b>"]
+    assert any("note: StepLR moves once an epoch" in str(output) for output in notebook.outputs)
+    assert "note" not in to_html(Feed(toy(cbs=[Spy(clock)]).fit(1), whole=True).snapshot())
+
+
+# --- the head
+
+def test_the_head_names_a_model_in_the_same_words_however_it_was_given():
+    from ptwrap.ui.words import line
+    data = DataModule.digits(seed=0)
+    given = ["cnn", dict(name="cnn"), dict(type="cnn", widths=(8, 8))]
+    assert [line(Learner(model, data, device="cpu")).split(" · ")[0] for model in given] == ["cnn on digits"] * 3
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    assert line(Learner(net, data, device="cpu")).startswith("Sequential on digits")
+    assert line(Learner(lambda: net, data, device="cpu")).startswith("Sequential on digits")
+    learn = Learner("cnn", data, device="cpu")
+    learn.model = net
+    assert line(learn).startswith("Sequential on digits")

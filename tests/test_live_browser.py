@@ -319,10 +319,11 @@ def test_names_and_messages_are_text_and_never_html(lab):
     image, metric, model = "<img src=x onerror=alert(1)>", "<b>m</b>", "<i>Net</i>"
     valid, kind, message = "<s>v</s>", "<u>Odd</u>", "<script>alert(2)</script><u>no</u>"
     live = ready(lab, f"""
-d = DataModule.digits(batch_size=16, name={image!r}, classes=[{image!r}] * 10)
+d = DataModule.digits(batch_size=16, name={image!r}, classes=[{image!r} + c for c in '0123456789'])
 net = type({model!r}, (torch.nn.Sequential,), {{}})(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 learn = Learner(net, d, metrics={{{metric!r}: 'accuracy'}}, seed=0)
 learn.valid_dl = {{'valid': d.valid_dl, {valid!r}: d.valid_dl}}
+learn.sched = torch.optim.lr_scheduler.StepLR(learn.opt, 9)
 learn.fit(8, cbs=[Slow(8, 250, type({kind!r}, (Exception,), {{}})({message!r}))])
 """)
     elements = lab.output(0).locator("img[src=x], :is(th, td) b, i i, :is(span, div) > i, s, u, script")
@@ -331,11 +332,14 @@ learn.fit(8, cbs=[Slow(8, 250, type({kind!r}, (Exception,), {{}})({message!r}))]
     live.wait_start()
     lab.wait(lambda: live.button(valid).count() == 1)
     names = [th.get_attribute("aria-label") or th.inner_text() for th in live.node.locator("th").all()]
+    assert live.words("notes") == "note: StepLR moves once an epoch; sched.per = 'step' changes that"
     assert f"{model} on {image}" in live.words("line") and {metric, f"{valid}_{metric}"} <= {*names}
     assert elements.count() == 0
     lab.wait_text(0, f"Error: {kind}")
     lab.wait_idle()
-    for words in (f"{message}. The traceback is below.", f"{model} on {image}", f"\t{metric}\t"):
+    for words in ("note: StepLR moves once an epoch", f"{message}. The traceback is below.",
+                  f"{model} on {image}",
+                  f"\t{metric}\t"):
         assert words in lab.text(0)
     assert elements.count() == 0
 

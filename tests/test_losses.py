@@ -2,6 +2,7 @@
 import math
 import pickle
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -302,7 +303,7 @@ def test_a_loss_by_dict_is_shown_and_written_to_the_script():
     assert "loss_fn={'name': 'focal', 'gamma': 3, 'alpha': 'balanced'}" in script
     for given, shown in [(nn.CrossEntropyLoss(label_smoothing=0.1), "CrossEntropyLoss(label_smoothing=0.1)"),
                          (dict(name="ce", label_smoothing=0.1), "CrossEntropyLoss(label_smoothing=0.1)"),
-                         ("ce", "CrossEntropyLoss()"), (nn.HuberLoss(delta=2.0), "HuberLoss(delta=2.0)"),
+                         ("ce", "CrossEntropyLoss()"), (nn.CrossEntropyLoss(ignore_index=3), "CrossEntropyLoss(ignore_index=3)"),
                          (F.cross_entropy, "cross_entropy"),
                          (nn.CrossEntropyLoss(torch.ones(10)), "CrossEntropyLoss(weight=[1.0, 1.0, ")]:
         learn.loss_fn = given
@@ -416,3 +417,129 @@ def test_b29_with_arguments_by_name():
     weight = torch.tensor([1.0, 2.0], dtype=torch.float64)
     learn = Learner(nn.Linear(2, 2), [[x, Y]], dict(name="cross_entropy", weight=weight), "sgd", lr=0.0).fit(1)
     close(learn.history.steps["loss"][0], F.cross_entropy(learn.predict(x), Y, weight.float()))
+
+
+# --- classes and numbers are not mixed up
+
+def tips(target="tip", **kwargs):
+    import pandas as pd
+
+    from ptwrap.all import DataModule
+    frame = pd.DataFrame(dict(bill=torch.linspace(3, 50, 40).numpy(), tip=torch.linspace(1, 9, 40).numpy() ** 1.1,
+                              sex=["f", "m"] * 20))
+    return DataModule.frame(frame, target=target, seed=0, **kwargs)
+
+
+@pytest.mark.parametrize("loss_fn, name", [
+    ("ce", "CrossEntropyLoss"), (dict(name="ce", label_smoothing=0.1), "CrossEntropyLoss"),
+    (nn.CrossEntropyLoss(), "CrossEntropyLoss"), (nn.CrossEntropyLoss, "CrossEntropyLoss"), ("nll", "NLLLoss"),
+    (F.cross_entropy, "cross_entropy"), (partial(F.cross_entropy, label_smoothing=0.1), "cross_entropy"),
+    (dict(name="focal", alpha=[1, 2]), "FocalLoss"), ("distillation", "DistillationLoss"),
+    ("multi_margin", "MultiMarginLoss")], ids=str)
+def test_a_loss_on_classes_is_refused_where_the_target_is_a_number(loss_fn, name):
+    "torch takes (N, 1) floats as the probability of one class: the loss would be 0.0 in each epoch."
+    with pytest.raises(LossError, match=f"{name} is for class numbers and the target is a number: use 'mse', 'l1' or 'huber'"):
+        Learner("mlp", tips(), loss_fn)
+
+
+@pytest.mark.parametrize("loss_fn", ["mse", "l1", "huber", "smooth_l1", nn.MSELoss(), dict(name="mse", missing=True)], ids=str)
+def test_a_loss_on_numbers_is_refused_where_the_target_is_a_class(loss_fn):
+    with pytest.raises(LossError, match="is for numbers and the target holds class numbers: use 'cross_entropy'"):
+        Learner("mlp", tips("sex"), loss_fn)
+
+
+def test_the_same_in_the_form_of_tasks():
+    for target, loss, text in [("tip", "ce", "CrossEntropyLoss is for class numbers and the target is a number: use 'mse'"),
+                               ("sex", "mse", "the target holds class numbers: use 'cross_entropy'")]:
+        with pytest.raises(LossError, match=text):
+            Learner("mlp", tips(target), [dict(name=target, loss=loss)])
+    row = Learner("mlp", tips(), [dict(name="tip", loss="huber")], seed=0).fit(1).history.epochs[0]
+    assert row["train_loss"] == row["train_loss_tip"] > 0.05
+
+
+def test_the_right_kinds_train():
+    for target, loss_fn in [("tip", "mse"), ("tip", "huber"), ("sex", "ce"), ("sex", None), ("tip", None), ("sex", "focal")]:
+        learn = Learner("mlp", tips(target), loss_fn, seed=0).fit(1)
+        assert learn.history.epochs[0]["train_loss"] > 0.05
+    learn.loss_fn = "ce"
+    with pytest.raises(LossError, match="use 'cross_entropy'"):
+        learn.loss_fn = "mse"
+
+
+def test_soft_labels_stay_allowed():
+    from ptwrap.all import DataModule
+    x, soft = torch.randn(20, 4), torch.rand(20, 3).softmax(1)
+    learn = Learner("mlp", DataModule.arrays(x, soft, seed=0), "ce", "sgd", lr=0.0, seed=0).fit(1)
+    assert 0.9 < learn.history.epochs[0]["train_loss"] < 1.5
+    Learner(nn.Linear(4, 3), [[x, soft]], "ce").fit(1)
+
+
+def test_a_learner_with_a_target_of_its_own_takes_any_loss():
+    "An autoencoder on labelled images."
+    from ptwrap.all import DataModule
+
+    class Auto(Learner):
+        def forward(self, batch):
+            return self.net(batch[0]), None, batch[0]
+    learn = Auto(nn.Conv2d(1, 1, 3, padding=1), DataModule.digits(seed=0), "mse", seed=0).fit(steps=2)
+    assert learn.history.steps["loss"][0] > 0
+
+
+MIXED = {
+    "one column": ("ce", 1, torch.rand(4, 1), "cross entropy over one class is always 0: prediction (4, 1) float32"),
+    "one column, numbers": ("ce", 1, torch.rand(4, 1), "for numbers give loss_fn='mse'"),
+    "one column, class 0": ("ce", 1, torch.zeros(4).long(), "for yes and no give loss_fn='bce'"),
+    "one column, function": (F.cross_entropy, 1, torch.rand(4, 1), "over one class is always 0"),
+    "numbers": ("ce", 3, torch.full((4, 3), 7.0), "and this one goes from 7 to 7: prediction (4, 3) float32"),
+    "below 0": (nn.CrossEntropyLoss(), 3, torch.full((4, 3), -7.0), "as probabilities of classes"),
+    "bce on numbers": (nn.BCEWithLogitsLoss(), 1, torch.full((4, 1), 3.0), "labels go from 3 to 3; they must lie between"),
+    "bce function": (F.binary_cross_entropy_with_logits, 1, torch.full((4, 1), -1.0), "labels go from -1 to -1"),
+}
+
+
+@pytest.mark.parametrize("loss_fn, n_out, target, text", MIXED.values(), ids=MIXED)
+def test_without_a_data_module_the_first_batch_tells(loss_fn, n_out, target, text):
+    learn = Learner(nn.Linear(2, n_out), [[torch.randn(4, 2), target]], loss_fn)
+    with pytest.raises(LossError) as info:
+        learn.fit(1)
+    assert text in str(info.value) and learn.state.step == 0
+
+
+def test_squeezed_outputs_are_no_classes():
+    learn = Learner(nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)), [[torch.randn(4, 2), torch.rand(4)]], "ce")
+    with pytest.raises(LossError, match="as probabilities of classes"):
+        learn.fit(1)
+
+
+# --- functions with arguments
+
+def poly1(pred, target, epsilon=1.0):
+    ce = F.cross_entropy(pred, target, reduction="none")
+    return (ce + epsilon * (1 - (-ce).exp())).mean()
+
+
+def test_a_registered_function_is_bound_with_its_arguments():
+    LOSSES.register()(poly1)
+    logits, y = torch.zeros(2, 4), torch.tensor([0, 3])
+    close(build_loss("poly1")(logits, y), math.log(4) + 0.75)
+    learn = Learner(nn.Linear(2, 4), [[torch.randn(4, 2), Y]], dict(name="poly1", epsilon=2.0), seed=0)
+    close(learn.loss_fn(logits, y), math.log(4) + 1.5)
+    assert "loss       poly1(epsilon=2.0)" in repr(learn.fit(1))
+    close(build_loss(dict(name=poly1, epsilon=2.0))(logits, y), math.log(4) + 1.5)
+    close(pickle.loads(pickle.dumps(learn.loss_fn))(logits, y), math.log(4) + 1.5)
+    assert ignored_index(build_loss(dict(name=F.cross_entropy, ignore_index=7))) == 7
+    with pytest.raises(TypeError, match="loss 'poly1' has no argument 'eps'.*epsilon"):
+        build_loss(dict(name="poly1", eps=2.0))
+
+
+def test_a_function_that_needs_more_says_what():
+    def own(pred, target, alpha, *, beta): ...
+    with pytest.raises(TypeError, match="loss 'own' needs alpha and beta beside pred and target"):
+        build_loss(dict(name=own))
+    assert build_loss(dict(name=own, alpha=1, beta=2)).keywords == dict(alpha=1, beta=2)
+
+
+@pytest.mark.parametrize("name, meant", [("torch.nn.MSELoss", "MSELoss"), ("nn.CrossEntropyLoss", "CrossEntropyLoss")])
+def test_a_dotted_name_gets_the_short_one(name, meant):
+    with pytest.raises(UnknownName, match=f"unknown loss '{name}'; did you mean '{meant}'?"):
+        build_loss(name)

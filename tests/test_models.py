@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -384,7 +385,9 @@ WRONG = {
     "a module that is not there": (dict(model="nono:Net"), UnknownName, "cannot be imported: No module named 'nono'"),
     "a class that is not there": (dict(model="torch.nn:Lineat"), UnknownName, "torch.nn has no 'Lineat'; did you mean"),
     "a function that builds none": (dict(model=lambda: 3), TypeError, "built a int, expected a torch.nn"),
-    "a parameter without value": (dict(model="mlp"), TypeError, "needs sample_shape, which the data does not say"),
+    "a parameter without value": (dict(model="mlp"), TypeError,
+                                  "model 'mlp' needs sample_shape: give sample_shape=(1, 8, 8), as dict(name='mlp', "
+                                  "sample_shape=(1, 8, 8))"),
     "an argument of ours": (dict(model="cnn", sample_shape=(1, 8, 8), widht=(4,)), TypeError, "did you mean 'widths'"),
     "an argument of timm's": (dict(model="timm/test_resnet", drop_rat=0.1), TypeError,
                               "model 'timm/test_resnet' has no argument 'drop_rat'; did you mean 'drop_rate'"),
@@ -698,3 +701,31 @@ def test_operations_of_known_models(name, gmacs):
     with torch.device("cpu"):
         net = build_backbone(*name.split("/"))
     assert summary(net, torch.zeros(1, 3, 224, 224)).flops / 2e9 == pytest.approx(gmacs, rel=5e-3)
+
+
+def test_what_a_model_needs_is_said_with_an_example():
+    with pytest.raises(TypeError) as error:
+        build_model("cnn")
+    assert "needs sample_shape" in str(error.value) and "give sample_shape=(1, 8, 8)" in str(error.value)
+    assert "the data does not say" not in str(error.value)
+    with pytest.raises(TypeError, match=r"needs sample_shape, which the data does not say: give sample_shape=\(1, 8, 8\)"):
+        MODELS.build("lstm", num_classes=10)
+
+
+def test_warnings_about_weights_point_to_the_line_of_the_user(tmp_path):
+    torch.save(nn.Sequential(nn.Conv2d(1, 16, 3, bias=False)).state_dict(), tmp_path / "net.pt")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        build_model("cnn", sample_shape=(1, 8, 8), num_classes=10, weights_file=tmp_path / "net.pt")
+        load_weights(build_model("cnn", sample_shape=(1, 8, 8), num_classes=10), tmp_path / "net.pt")
+    assert [Path(w.filename).name for w in seen] == ["test_models.py"] * 2 and "not in the file" in str(seen[0].message)
+
+
+def test_a_summary_takes_the_shape_of_one_input():
+    net = build_model("cnn", sample_shape=(1, 8, 8), num_classes=10)
+    whole = str(summary(net, torch.zeros(1, 1, 8, 8)))
+    assert str(summary(net, (1, 8, 8))) == str(summary(net, torch.Size([1, 8, 8]))) == whole
+    assert str(Learner(net, None, "ce").summary((1, 8, 8))) == whole
+    words = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 1))
+    assert summary(words, (3,)).rows[-1].shape == "(1, 1)"
+    assert summary(nn.Linear(3, 1).double(), (3,)).flops == 6

@@ -318,3 +318,32 @@ def test_weight_decay_that_is_given_to_biases_alone_is_theirs():
         (0.2, 0.01, ["1.weight"])]
     whole = OPTIMS["adamw"](nn.Linear(3, 4), groups=[dict(match=".", weight_decay=0.2)])
     assert [g["weight_decay"] for g in whole.param_groups] == [0.2, 0.0]
+
+
+# --- names and arguments of others
+
+def needs_lr(params, lr):
+    return torch.optim.SGD(params, lr)
+
+
+@pytest.mark.parametrize("opt, error, text", [
+    (needs_lr, TypeError, "optimizer 'needs_lr' needs lr: give lr=1e-3 in the Learner, or a default"),
+    (lambda params, lr, momentum: None, TypeError, "needs lr and momentum: give lr=1e-3"),
+    ("torch.optim.AdamW", LookupError, "unknown optimizer 'torch.optim.AdamW'; did you mean 'adamw'?"),
+    ("optim.SGD", LookupError, "did you mean 'sgd'?"),
+    (dict(name="torch.optim:Adam", lr=1), LookupError, "did you mean 'adam'?"),
+    (dict(name="adamw", wd=0.1), TypeError, "optimizer 'adamw' has no argument 'wd'; did you mean 'weight_decay'?"),
+    (dict(name=torch.optim.SGD, wd=0.1), TypeError, "optimizer 'SGD' has no argument 'wd'; did you mean 'weight_decay'?"),
+    (dict(name="adamw", beta1=0.9), TypeError, "did you mean 'betas'? It is a pair"),
+    (dict(name="sgd", learning_rate=0.9), TypeError, "has no argument 'learning_rate'; did you mean 'lr'?"),
+    (dict(name="sgd", groups=[dict(match="0", wd=1)]), TypeError, "a group has no argument 'wd'; did you mean 'weight_decay'?"),
+], ids=str)
+def test_what_others_call_it(opt, error, text):
+    with pytest.raises(error) as found:
+        learner(opt=opt)
+    assert text in str(found.value)
+
+
+def test_a_function_that_needs_lr_gets_it():
+    assert learner(opt=needs_lr, lr=0.3).lr == 0.3
+    assert learner(opt=dict(name=needs_lr, lr=0.2)).lr == 0.2

@@ -434,7 +434,15 @@ def test_a_scheduler_set_by_a_callback_at_the_start():
 
 @pytest.mark.parametrize("sched, error, text", [
     ("cosin", LookupError, "unknown schedule 'cosin'; did you mean 'cosine'"),
-    ("StepLR", LookupError, "unknown schedule 'StepLR'; did you mean 'step'"),
+    ("torch.optim.lr_scheduler.StepLR", LookupError, "StepLR'; did you mean 'step'"),
+    ("cosine_aneal", LookupError, "unknown schedule 'cosine_aneal'; did you mean 'cosine"),
+    (dict(name="CosineAnnealingLR", T_max=9), TypeError,
+     "schedule 'cosine' has no argument 'T_max'; a fit knows its own length: leave it out"),
+    (dict(name="LinearLR", end_factor=0.1), TypeError, "schedule 'linear' has no argument 'end_factor'; use end="),
+    (dict(name="PolynomialLR", total_iters=5), TypeError, "no argument 'total_iters'; a fit knows its own length"),
+    (dict(name="cosine", min_lr=0.1), TypeError, "schedule 'cosine' has no argument 'min_lr'; use eta_min="),
+    (dict(name="cosine", warmup_epochs=1), TypeError, "no argument 'warmup_epochs'; use warmup="),
+    (dict(name="StepLR", last_epoch=3), TypeError, "no argument 'last_epoch'; leave it out"),
     (dict(name="step", stepsize=2), TypeError, "schedule 'step' has no argument 'stepsize'; did you mean 'step_size'?"),
     (dict(name="cosine", monitor="valid_loss"), TypeError, "schedule 'cosine' has no argument 'monitor'"),
     (dict(step_size=2), TypeError,
@@ -549,3 +557,39 @@ def test_epochs_are_known_where_steps_are_not():
         learn.sched = sched
         with pytest.raises(ValueError, match="schedule 'step' needs step_size=|needs the number of epochs"):
             learn.fit(minutes=1)
+
+
+# --- names of torch and others
+
+OTHER_NAMES = {
+    "CosineAnnealingLR": "cosine", "cosineannealinglr": "cosine", "cosine_annealing": "cosine", "COSINE": "cosine",
+    "CosineAnnealingWarmRestarts": "cosine_restarts", "cosine_with_restarts": "cosine_restarts", "CosineDecay": "cosine",
+    "ReduceLROnPlateau": "plateau", "reduce_lr_on_plateau": "plateau", "ReduceOnPlateau": "plateau", "StepLR": "step",
+    "step_lr": "step", "MultiStepLR": "multistep", "multi_step": "multistep", "ExponentialLR": "exponential",
+    "exp": "exponential", "poly": "polynomial", "PolynomialLR": "polynomial", "LinearLR": "linear",
+    "ConstantLR": "constant", "OneCycleLR": "one_cycle", "1Cycle": "one_cycle", "one-cycle": "one_cycle"}
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_other_names_mean_ours(name):
+    "The rates of two epochs are those of our own name."
+    of = OTHER_NAMES[name]
+    assert used(learner(name).fit(2)) == used(learner(of).fit(2))
+    assert learner(dict(name=name)).sched_fn.make is SCHEDULES[of]
+
+
+@pytest.mark.parametrize("name", ["none", "None", dict(name="none")], ids=str)
+def test_none_is_no_schedule(name):
+    learn = learner(name).fit(1)
+    assert learn.sched is None and used(learn) == [0.1] * N
+    assert used(learner(dict(name="none", warmup=2, warmup_start=0.5)).fit(1)) == pytest.approx([0.05, 0.075, 0.1, 0.1, 0.1])
+
+
+def test_an_own_name_goes_before_the_others():
+    @SCHEDULES.register("poly")
+    def half(opt, total_steps):
+        return lrs.LambdaLR(opt, lambda step: 0.5)
+    try:
+        assert used(learner("poly").fit(1)) == [0.05] * N
+    finally:
+        del SCHEDULES._items["poly"]

@@ -101,7 +101,7 @@ def test_channels_of_a_frame():
     assert torch.allclose(data.valid_ds[0][1], torch.tensor(df[["heat", "load"]].to_numpy()[240:243].copy()).float())
     learn = Learner("gru", data, lr=1e-2, seed=0).fit(2)
     assert predict(learn, df).shape == (1, 3, 2)
-    assert "2024-01-01 to 2024-01-13 11:00:00 in steps of 0 days 01:00:00" in repr(data.summary())
+    assert "2024-01-01 to 2024-01-13 11:00:00 in steps of 1 hour" in repr(data.summary())
 
 
 T = np.arange(60.0)
@@ -112,7 +112,8 @@ WRONG = [
     (HOLES, dict(window=5), ValueError, "the series has 2 values that are NaN or infinite, the first in row 7"),
     (HOLES[7:], dict(window=5, fill="ffill"), ValueError, "the first in row 0, before any value: drop those rows"),
     (T, dict(window=5, fill="bfill"), ValueError, "fill='bfill': give 'ffill'"),
-    (T[:20], dict(window=10), ValueError, "the series has 20 rows, too few: targets of train would be rows 10 to 5"),
+    (T[:20], dict(window=10), ValueError, "the series has 20 rows, too few for a window of 10: training has "
+                                            "no row left for targets"),
     ([T, T[:12]], dict(window=8), ValueError, "series 1 has 12 rows, too few"),
     (T, dict(window=5, horizon=0), ValueError, "horizon=0: give a whole number of rows from 1 on"),
     (T, dict(window=5, stride=2.0), ValueError, "stride=2.0"),
@@ -135,6 +136,12 @@ def test_wrong_input(values, kwargs, kind, text):
     with pytest.raises(kind) as error:
         DataModule.series(values, **kwargs)
     assert text in str(error.value)
+
+
+@pytest.mark.parametrize("freq, words", [("D", "1 day"), ("90min", "1 hour 30 minutes"), ("7D", "7 days")])
+def test_steps_in_words(freq, words):
+    data = DataModule.series(pd.Series(T, index=pd.date_range("2024-01-01", periods=60, freq=freq), name="u"), window=5)
+    assert data.rows()["time"].endswith(f"in steps of {words}") and "60 rows, 1 channel (u)" in repr(data.summary())
 
 
 def test_holes_are_filled_from_the_past():

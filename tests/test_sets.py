@@ -4,6 +4,7 @@ import importlib.util
 import os
 import pickle
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +222,17 @@ def test_download_only_when_asked_and_once(tmp_path, monkeypatch):
     assert len(again.train_dl.dataset) == 30 and len(calls) == 2
 
 
+def test_the_seed_that_it_has_already_splits_nothing_anew():
+    data = DataModule.digits()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = data.valid_dl.dataset.tensors[1]
+        data.take_seed(0)
+    assert torch.equal(data.valid_dl.dataset.tensors[1], before)
+    with pytest.warns(UserWarning, match="was split with seed 0 and now anew with seed 3"):
+        data.take_seed(3)
+
+
 def test_a_learner_takes_the_name(tmp_path, monkeypatch):
     write_mnist(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
@@ -230,6 +242,22 @@ def test_a_learner_takes_the_name(tmp_path, monkeypatch):
     assert other.state.step == 3
     with pytest.raises(UnknownName, match="unknown data set 'mnits'; did you mean 'mnist'"):
         Learner("mlp", "mnits")
+
+
+def test_digits_have_a_name_too():
+    data = DataModule.named("digits", batch_size=100)
+    assert data.made_by == ("DataModule.named", dict(name="digits", batch_size=100)) and "digits" in DATASETS
+    learn = Learner("cnn", "digits", seed=0, device="cpu")
+    assert repr(learn.data) == "digits: 1,438 training, 359 validation samples (1, 8, 8), 10 classes, batch 64"
+
+
+def test_pictures_to_predict_for_are_made_as_those_of_validation(tmp_path):
+    write_mnist(tmp_path)
+    data = DataModule.named("mnist", root=tmp_path)
+    picture = Image.fromarray(tv.MNIST(tmp_path, train=False).data[3].numpy())
+    assert torch.allclose(data.encode(picture)[0], list(data.valid_dl)[0][0][3], atol=1e-5)
+    picture.save(tmp_path / "a.png")
+    assert torch.equal(data.encode(tmp_path / "a.png")[0], data.encode(picture)[0])
 
 
 def test_users_add_their_own():
@@ -415,7 +443,101 @@ def test_five_thousand_digits_of_mnist():
     assert learn.history.epochs[-1]["valid_accuracy"] >= 0.91
 
 
+def test_tensors_in_memory_need_no_worker():
+    x, y = torch.arange(40.0)[:, None], torch.arange(40) % 4
+    rows = TensorDataset(x, y)
+
+    class Own(DataModule):
+        def setup(self, stage):
+            self.train_ds, self.valid_ds = torch.utils.data.random_split(rows, [30, 10])
+
+    data = Own(batch_size=8, seed=0)
+    assert [(type(dl).__name__, dl.num_workers) for dl in (data.train_dl, data.valid_dl)] == [("InMemoryLoader", 0)] * 2
+    seen = torch.cat([xb for dl in (data.train_dl, data.valid_dl) for xb, _ in dl]).flatten()
+    assert sorted(seen.tolist()) == x.flatten().tolist()
+    for xb, yb in data.train_dl:
+        assert torch.equal(y[xb.flatten().long()], yb)
+    assert data.class_counts.sum() == 30 and data.sample_shape == (1,)
+    whole = DataModule.datasets(rows, rows, batch_size=8)
+    split = DataModule.datasets(rows, valid_share=0.25, batch_size=8, seed=0)
+    assert [type(d.train_dl).__name__ for d in (whole, split)] == ["InMemoryLoader"] * 2
+    assert torch.cat([yb for _, yb in split.train_dl]).bincount().sort().values.tolist() == [7, 7, 8, 8]
+    assert next(iter(whole.valid_dl))[1].tolist() == [0, 1, 2, 3] * 4
+    slow = DataModule(rows, batch_size=8, collate_fn=torch.utils.data.default_collate, seed=0)
+    assert type(slow.train_dl).__name__ == "SampleLoader" and slow.train_dl.num_workers == 0
+    fast = DataModule(rows, batch_size=8, seed=0)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(slow.train_dl, fast.train_dl))
+    assert DataModule(list(rows), batch_size=8).train_dl.num_workers == 0
+    Learner("mlp", data, seed=0, device="cpu").fit(1)
+
+
+class Misnamed(DataModule):
+    def setup(self, stage):
+        self.train = self.val = [1]
+
+
+class Unmade(DataModule):
+    def __init__(self):
+        self.train_ds = [(torch.zeros(2), 1)]
+
+
+class Unset(DataModule):
+    def setup(self, stage):
+        self.train_ds = self.rows_of_mine
+
+
+class Number(DataModule):
+    def setup(self, stage):
+        self.train_ds = 3
+
+
+@pytest.mark.parametrize("cls,kind,text", [
+    (Misnamed, TypeError, "Misnamed.setup set no self.train_ds; it set self.train, self.val: set self.train_ds to"),
+    (Unmade, TypeError, "Unmade.__init__ does not call super().__init__(batch_size=..., ...): call it first"),
+    (Unset, AttributeError, "'Unset' object has no attribute 'rows_of_mine'"),
+    (Number, TypeError, "self.train_ds is a int; give a data set")])
+def test_a_class_of_ones_own_that_forgets_something(cls, kind, text):
+    for use in (lambda data: Learner("mlp", data), lambda data: Learner("mlp", data, seed=1), repr):
+        data = cls()
+        for _ in range(2):  # asked again, it fails again
+            with pytest.raises(kind) as info:
+                use(data)
+            assert text in str(info.value)
+
+
+def test_targets_with_none():
+    x = torch.rand(50, 3)
+    data = DataModule.arrays(x, [0., 1, 2.5, None, .5] * 10)
+    assert (data.kind, data.n_outputs, data.classes) == ("number", 1, None)
+    assert data.y[:5, 0].isnan().tolist() == [False, False, False, True, False] and data.y[2] == 2.5
+    whole = DataModule.arrays(x, [0, 1, 2, None, 1] * 10)
+    assert (whole.classes, whole.y[:5].tolist()) == (["0", "1", "2"], [0, 1, 2, -100, 1])
+    names = DataModule.arrays(x, ["a", "b", None, "a", "b"] * 10)
+    assert (names.classes, names.y[:5].tolist()) == (["a", "b"], [0, 1, -100, 0, 1])
+    import pandas as pd
+    holes = DataModule.arrays(x, pd.Series([0, 1, None, 1, 1] * 10, dtype="Int64"))
+    assert holes.y[:3].tolist() == [0, 1, -100]
+    several = DataModule.arrays(x, [[0.5, None], [1, 2]] * 25)
+    assert (several.n_outputs, several.y[0].isnan().tolist()) == (2, [False, True])
+    learn = Learner("mlp", data, seed=0, device="cpu").fit(1)
+    assert np.isfinite(learn.history.epochs[0]["train_loss"])
+
+
+def test_a_frame_of_numbers_is_an_array_and_one_with_text_is_not():
+    import pandas as pd
+    df = pd.DataFrame(dict(a=[1.5, 2] * 10, b=[True, False] * 10))
+    assert DataModule.arrays(df, [0, 1] * 10).x[:2].tolist() == [[1.5, 1], [2, 0]]
+    with pytest.raises(TypeError, match="x is a frame whose column 'c' holds no numbers: DataModule.frame"):
+        DataModule.arrays(df.assign(c="x"), [0, 1] * 10)
+    with pytest.raises(ValueError, match="the rows of x have different shapes.*DataModule.text and pad_collate"):
+        DataModule.arrays([[1, 2], [1]], [0, 1])
+
+
 WRONG = [
+    (lambda: DataModule.digits(xyz=1), TypeError, "no argument 'xyz'; known names: x, y, tokens, valid_share, split"),
+    (lambda: DataModule.digits(bs=1), TypeError, "did you mean 'batch_size'?"),
+    (lambda: DataModule(torch.zeros(3, 2), torch.zeros(3)), TypeError, "train is a Tensor, no data set; DataModule.arr"),
+    (lambda: DataModule([1], valid_loader=3), TypeError, "valid_loader=3: give keywords of DataLoader"),
     (lambda: DataModule.named("fashion-mnist"), UnknownName, "'fashion-mnist'; did you mean 'fashion_mnist'"),
     (lambda: DataModule.named("cifar10", root="nowhere"), FileNotFoundError, "cifar-10-batches-py. Give download=True"),
     (lambda: DataModule.named("cifar10", rot="x"), TypeError, "did you mean 'root'?"),

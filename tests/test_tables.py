@@ -1,5 +1,6 @@
 "Tables: real data learned from a file, statistics that know only training rows, and texts of errors."
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -129,7 +130,8 @@ def test_validation_rows_teach_nothing():
 def test_the_guess_on_cars_is_shown():
     data = DataModule.csv(DATA / "cars.csv", target="Origin", seed=0)
     text = repr(data) + repr(data.summary())
-    for part in ["6 number, 1 date", "no input: Name",
+    assert repr(data).count("\n") == 0 and repr(data).startswith("cars: 325 training, 81 validation samples (")
+    for part in ["9 numbers from 7 columns (6 number, 1 date)",
                  "Cylinders (5 different whole numbers, may be a category)", "Year (days)",
                  "Name (text, 311 different values in 406 rows)", "Origin is classes (3 different values)"]:
         assert part in text, part
@@ -168,6 +170,33 @@ def test_balanced_task_loss():
     learn = Learner("mlp", data, [dict(name="Origin", loss=balanced), dict(name="Miles_per_Gallon")])
     counts = torch.bincount(data.train_ds.y["Origin"]).float()
     assert torch.allclose(learn.loss_fn.losses[0].weight, counts.sum() / (3 * counts), rtol=1e-4)
+
+
+def test_a_category_that_training_lacks_is_told_once_a_call():
+    df = pd.DataFrame(dict(bill=np.arange(40) * 1.5, day=["Sat", "Sun"] * 20, tip=np.arange(40) / 7))
+    learn = Learner("mlp", DataModule.frame(df, target="tip", seed=0), seed=0)
+    with pytest.warns(UserWarning) as seen:
+        out = predict(learn, df.head(3).assign(day=["Sunday", "Sat", "Mon"]))
+    text = "training does not have 'Sunday' in column 'day' (row 0 and 1 more; did you mean 'Sun'"
+    assert out.shape == (3, 1) and len(seen) == 1 and str(seen[0].message).startswith(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict(learn, df.head(3))
+
+
+def test_a_row_as_a_dictionary():
+    df = pd.DataFrame(dict(bill=np.arange(40) * 1.5, day=["Sat", "Sun"] * 20, tip=np.arange(40) / 7))
+    learn = Learner("mlp", DataModule.frame(df, target="tip", seed=0), seed=0)
+    expected = predict(learn, df)
+    assert torch.allclose(predict(learn, dict(bill=1.5, day="Sun")), expected[1:2], atol=1e-6)
+    rows = [dict(bill=0.0, day="Sat"), dict(bill=1.5, day="Sun")]
+    columns = dict(bill=np.array([0.0, 1.5]), day=["Sat", "Sun"])
+    for given in (rows, columns, dict(input=learn.data.encode(df[:2]))):  # the last one by the name in forward
+        assert torch.allclose(predict(learn, given), expected[:2], atol=1e-6)
+    with pytest.raises(ValueError, match="all columns it was trained on: the table has no column 'day'"):
+        predict(learn, dict(bill=1.5))
+    with pytest.raises(TypeError, match="got a list of strs; a file is read by DataModule.csv"):
+        predict(learn, "cars.csv")
 
 
 CARS = str(DATA / "cars.csv")

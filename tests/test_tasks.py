@@ -11,7 +11,7 @@ from ptwrap.all import Callback, Learner, LossError, NonFinite, TextView
 from ptwrap.metrics import Accuracy
 from ptwrap.tasks import MultiTask, make_tasks
 from ptwrap.ui.feed import Feed
-from ptwrap.ui.static import to_html
+from ptwrap.ui.static import to_html, to_text
 
 NAN = math.nan
 CARS = [dict(name="origin", kind="classes", n=3, classes=["usa", "japan", "europe"]),
@@ -278,15 +278,22 @@ def test_views_show_each_part(capsys):
     learn.default_cbs = [TextView]
     learn.fit(2, cbs=looks)
     table = looks.feed.table()
-    names = ["epoch", "train loss", "valid loss", "train loss origin", "train loss mpg", "valid loss origin",
-             "valid loss mpg",
-             "origin_accuracy", "lr", "time"]
+    over = ["", "", "", "origin", "origin", "origin", "mpg", "mpg", "", ""]
+    names = ["epoch", "train loss", "valid loss", "train loss", "valid loss", "accuracy", "train loss", "valid loss",
+             "lr", "time"]
     assert [c["name"] for c in looks.early] == [c["name"] for c in table["columns"]] == names
-    assert table["rows"][1][4] == learn.history.epochs[1]["train_loss_mpg"]
+    assert [c.get("over", "") for c in looks.early] == [c.get("over", "") for c in table["columns"]] == over
+    assert table["rows"][1][6] == learn.history.epochs[1]["train_loss_mpg"]
     html = to_html(looks.feed.snapshot()).replace("\u00a0", " ")
-    assert all(name in html for name in names)
-    out = capsys.readouterr().out
-    assert "train_loss_mpg" in out and f"{learn.history.epochs[1]['train_loss_mpg']:.4f}" in out
+    assert all(f'{o}</span><br>{name}' in html for o, name in zip(over, names) if o)
+    lines = to_text(looks.feed.snapshot()).splitlines()
+    assert [line.split() for line in lines[2:4]] == [over[3:8], " ".join(names).split()]
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("note")]
+    assert [line.split() for line in lines[:2]] == [over[3:8], [
+        "epoch", "train_loss", "valid_loss", "train_loss", "valid_loss", "valid_accuracy", "train_loss", "valid_loss",
+        "lr", "time"]]
+    assert f"{learn.history.epochs[1]['train_loss_mpg']:.4f}" == lines[3].split()[6]
+    assert lines[0].index("mpg") + 3 == lines[1].index("train_loss", lines[0].index("mpg") - 10) + 10  # ends align
     assert list(learn.history.to_frame().columns[:5]) == ["epoch", "step", "train_loss", "train_loss_origin",
                                                           "train_loss_mpg"]
 
@@ -326,7 +333,67 @@ def test_single_losses_have_no_parts():
     assert learn.compute(batches[0]).parts is None
 
 
+def test_many_tasks_keep_their_names_whole():
+    "Four tasks with long names: none is cut, in html and text."
+    names = ["passenger_class", "survived_or_not", "age", "fare_in_pounds"]
+    batches = [[torch.randn(4, 4), {name: torch.arange(4) % 2 for name in names}]]
+    model = nn.Linear(4, 8)
+    model.forward = lambda x: dict(zip(names, F.linear(x, model.weight, model.bias).split(2, 1)))
+    learn = Learner(model, (batches, batches), [dict(name=n, loss="ce") for n in names], "sgd", lr=0.1, device="cpu",
+                    metrics=dict.fromkeys(names, "accuracy"))
+    feed = Feed(learn)
+    learn.fit(2)
+    for shown in (to_text(feed.snapshot()), to_html(feed.snapshot())):
+        assert "…" not in shown and all(shown.count(name) >= 3 for name in names)
+
+
 # --- what is wrong
+
+def test_a_loss_on_classes_is_refused_for_a_task_that_is_a_number():
+    data = Data(cars())
+    for tasks, text in [
+        ([dict(name="mpg", loss="ce")], "CrossEntropyLoss is for class numbers and the target 'mpg' is a number: use 'mse'"),
+        ([dict(name="mpg", loss=nn.NLLLoss())], "NLLLoss is for class numbers and the target 'mpg' is a number"),
+        ([dict(name="a", target="mpg", loss="ce")], "the target 'mpg' is a number"),
+        ([dict(name="origin", loss="mse")], "MSELoss is for numbers and the target 'origin' holds class numbers: use 'cross_"),
+    ]:
+        with pytest.raises(LossError) as info:
+            Learner(Net(), data, tasks)
+        assert text in str(info.value)
+    batches = [[x, dict(y, mpg=y["mpg"].nan_to_num())] for x, y in cars()]
+    with pytest.raises(LossError, match="task 'mpg': cross entropy over one class is always 0"):
+        Learner(Net(), batches, [TASKS[0], dict(name="mpg", loss="ce")], "sgd").fit(1)
+
+
+@pytest.mark.parametrize("loss_fn", ["mse", dict(name="mse"), nn.MSELoss(), nn.MSELoss, F.mse_loss, "focal"], ids=str)
+def test_one_loss_for_several_targets_is_refused_with_the_list(loss_fn):
+    with pytest.raises(LossError) as info:
+        Learner(Net(), Data(cars()), loss_fn)
+    assert "is one loss and the data has 2 targets, origin (classes), mpg (number): give loss_fn=[" \
+        "dict(name='origin', loss='cross_entropy'), dict(name='mpg', loss='mse')]" in str(info.value)
+
+
+def test_a_function_of_your_own_may_read_all_targets():
+    own = lambda pred, target: F.mse_loss(pred["mpg"], target["mpg"])
+    learn = Learner(Net(), Data(cars(missing=False)), own, "sgd", lr=0.0).fit(1)
+    assert learn.history.epochs[0]["train_loss"] > 0
+
+
+@pytest.mark.parametrize("data", [Data(cars()), cars()], ids=["known", "unknown"])
+def test_a_dictionary_by_task_is_a_list_of_tasks(data):
+    given = dict(origin="ce", mpg=dict(name="mse", missing=True))
+    learn = Learner(Net(), data, given, "sgd", device="cpu")
+    assert repr(learn.loss_fn) == "MultiTask(origin: CrossEntropyLoss(), mpg: MSELoss(missing=True))"
+    row = learn.fit(1).history.epochs[0]
+    assert row["train_loss"] == pytest.approx(row["train_loss_origin"] + row["train_loss_mpg"], rel=0.5)
+    learn.loss_fn = dict(origin="ce", mpg=dict(loss=dict(name="l1", missing=True), weight=0.5))
+    assert repr(learn.loss_fn) == "MultiTask(origin: CrossEntropyLoss(), mpg: 0.5 * L1Loss(missing=True))"
+
+
+def test_a_dictionary_by_task_with_a_wrong_name():
+    with pytest.raises(ValueError, match="the data has no task 'orgin'; did you mean 'origin'?"):
+        Learner(Net(), Data(cars()), dict(orgin="ce", mpg="mse"))
+
 
 WRONG = {
     "empty": ([], TypeError, "tasks is []; give a list: [dict(name='origin', loss='cross_entropy'), ...]"),

@@ -158,6 +158,13 @@ def test_pad_collate():
     assert {x.shape[0] for x, _ in data.train_dl} == {4}
 
 
+def test_lengths_in_words():
+    same = DataModule.text(["a b c d"] * 20, ["x", "y"] * 10)
+    assert same.rows()["input"] == "texts of 4 tokens" and same.rows()["target"].endswith("; 8 training samples each")
+    other = DataModule.text(["a b", "a b c"] * 10, ["x", "y"] * 10)
+    assert other.rows()["input"] == "texts of 2 to 3 tokens, 2 in the middle"
+
+
 WRONG = [
     (lambda: DataModule.text(TEXTS), TypeError, "text needs a target for each text"),
     (lambda: DataModule.text(TEXTS, LABELS[:3]), ValueError, "there are 8 texts and 3 targets"),

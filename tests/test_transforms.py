@@ -175,6 +175,26 @@ def test_old_torchvision_objects_take_tensors_too():
         build_transforms([v1.Normalize([0.5], [0.5]), v1.ToTensor()])
 
 
+def test_digits_know_how_they_are_normalised():
+    from ptwrap.data import DataModule
+    kw = dict(seed=1, num_workers=0)
+    raw = DataModule.digits(**kw)
+    for data in (DataModule.digits(transforms=["normalize"], **kw), DataModule.digits(stats="digits", **kw),
+                 DataModule.digits(transforms=["random_affine", dict(name="normalize", stats="digits")], **kw)):
+        assert "valid transforms  float > normalize digits" in repr(data.summary())
+        mean = torch.cat([x for x, _ in data.valid_dl]).mean()
+        assert torch.isclose(mean, (torch.cat([x for x, _ in raw.valid_dl]).mean() - 0.3053) / 0.3760, atol=1e-4)
+        assert abs(torch.cat([x for x, _ in data.train_dl]).mean() - mean) < 0.1
+    own = DataModule.digits(transforms=["normalize"], stats="mnist", **kw)
+    assert "normalize mnist" in repr(own.summary())
+
+
+@pytest.mark.parametrize("name,meant", [("rotate", "random_rotation"), ("blur", "gaussian_blur"), ("crop", "random_crop")])
+def test_a_word_of_the_name_is_enough(name, meant):
+    with pytest.raises(UnknownName, match=f"unknown transform '{name}'; did you mean .*'{meant}'"):
+        build_transforms([name])
+
+
 def test_a_callable_comes_back_as_it_is():
     for f in (len, v2.Resize(3), v2.Compose([v2.Resize(3)])):
         assert build_transforms(f) is f

@@ -208,5 +208,5 @@ class Cached(Dataset):
     def __repr__(self):
         where = "memory" if self.kind == "ram" else str(self.path or self.folder)
         if self.index is None:
-            return f"at most {self.max_bytes / 2**20:,.0f} MB in {where}, filled when the first batch is asked for"
+            return f"at most {self.max_bytes / 2**20:,.0f} MB in {where}, filled when an epoch begins"
         return f"{self.n_kept:,} of {len(self):,} images, {self.n_bytes / 2**20:,.1f} MB in {where}"

@@ -217,6 +217,15 @@ class CategoryColumn(Column):
         "How many values are none of the categories."
         return int(len(values) - values.isna().sum() - self.make(self.read(values)).sum())
 
+    def unknown_text(self, values) -> str:
+        "The first value that is none of the categories, and where it stands."
+        codes, texts = self.read(values)
+        odd = np.isin(codes, [i for i, t in enumerate(texts) if t not in self.categories])
+        at, n = int(np.flatnonzero(odd)[0]), int(odd.sum())
+        more = f" and {n - 1:,} more" if n > 1 else ""
+        return (f"{show(values.iloc[at])} in column {self.name!r} (row {values.index[at]}{more}; "
+                f"{did_you_mean(texts[codes[at]], self.categories)})".replace("known names", "known"))
+
     def note(self) -> str:
         return f"{len(self.categories)}" + f", {self.n_missing:,} missing" * bool(self.n_missing)
 

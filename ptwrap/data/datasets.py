@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..core import UnknownName, did_you_mean, preserved_rng
+from .facts import first_sample
 from .images import without_random
 from .labels import Labels, plain, random_split
-from .module import DataModule, first_sample
+from .module import DataModule
 from .samples import Transformed
 from ..transforms import build_transforms, describe_transforms, is_random
 
@@ -205,6 +206,7 @@ class SetData(DataModule):
         train, index, held = self.parts["train"], None, None
         if self.valid_share is not None:
             y = getattr(train, "targets", None)
+            y = train.tensors[-1] if y is None and hasattr(train, "tensors") else y
             y = None if y is None else torch.as_tensor(y)
             by_class = y if y is not None and y.ndim == 1 and not y.is_floating_point() else None
             index, held = random_split(len(train), self.valid_share, self.split_seed, by_class)

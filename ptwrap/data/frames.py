@@ -30,10 +30,18 @@ def as_frame(table):  # pandas DataFrame whose column names are text
         table = table.to_frame().T.infer_objects()
     elif hasattr(table, "to_pandas"):
         table = table.to_pandas()
-    elif isinstance(table, (dict, list)):
-        table = pd.DataFrame(table)
+    elif isinstance(table, dict) and table and not any(hasattr(v, "__len__") and not isinstance(v, str)
+                                                       for v in table.values()):
+        table = pd.DataFrame([table])  # one row
+    elif isinstance(table, dict) or isinstance(table, list) and all(isinstance(r, (dict, list, tuple)) for r in table):
+        try:
+            table = pd.DataFrame(table)
+        except ValueError as exc:
+            raise ValueError(f"this {type(table).__name__} makes no table: {exc}; give columns of one length, or one "
+                             "value for each") from exc
     if not isinstance(table, pd.DataFrame):
-        raise TypeError(f"a table is a frame, a dict of columns or a list of rows, got a {type(table).__name__}; a "
+        what = f"list of {type(table[0]).__name__}s" if isinstance(table, list) and table else type(table).__name__
+        raise TypeError(f"a table is a frame, a dict of columns or a list of rows, got a {what}; a "
                         "file is read by DataModule.csv(path, target=...), arrays go to DataModule.arrays(x, y)")
     df = table.rename(columns=str)
     if df.columns.has_duplicates:

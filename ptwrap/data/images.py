@@ -6,7 +6,7 @@ Docs: https://ptwrap.github.io/ptwrap/data.images.html.md"""
 
 # %% auto #0
 __all__ = ['ImageFiles', 'steps_of', 'direct', 'Steps', 'to_float', 'v2_float', 'Normalizer', 'ImageSamples', 'ImageData',
-           'split_known']
+           'to_predict', 'split_known']
 
 # %% ../../nbs/35d_data.images.ipynb #0b54e2f1
 import os
@@ -21,15 +21,15 @@ from torch.utils.data import Dataset
 
 from ..core import preserved_rng
 from .cache import Cached
-from .labels import Labels, random_split
+from .labels import Labels, check_share, random_split
 from .module import DataModule
-from .pictures import check_mode, is_grey, read_image
+from .pictures import check_mode, find_images, is_grey, read_image, read_pil
 from .samples import UnreadableSample
 from ..transforms import build_transforms, describe_transforms, is_random, split_fixed, without_random
 
 # %% ../../nbs/35d_data.images.ipynb #5dba3ae3
 class ImageFiles(Dataset):
-    "The pictures in a list of files, after the steps that draw nothing."
+    "The pictures in a list of files, after the steps that draw nothing. PIL images may stand among the files."
 
     is_random = False
 
@@ -40,7 +40,8 @@ class ImageFiles(Dataset):
         return len(self.paths)
 
     def __getitem__(self, i: int) -> Tensor:
-        image = read_image(self.paths[i], self.mode)
+        path = self.paths[i]
+        image = read_image(path, self.mode) if isinstance(path, (str, Path)) else read_pil(path, self.mode)
         return image if self.transform is None else self.transform(image)
 
     def fingerprint(self) -> Iterator[str]:
@@ -181,8 +182,7 @@ class ImageData(DataModule):
     ):
         super().__init__(name=name, **kwargs)
         check_mode(mode)
-        if not 0 <= valid_share < 1:
-            raise ValueError(f"valid_share={valid_share}: give a share from 0 to below 1, such as 0.2")
+        check_share(valid_share)
         self.parts, self.kind, self.labels, self.valid_share = parts, kind, labels, valid_share
         self.told, self.notes = dict(told or {}), list(notes)
         self.splits = "valid" not in parts and valid_share > 0
@@ -277,10 +277,9 @@ class ImageData(DataModule):
             self._caches[key] = Cached(files, self.cache, self.cache_mb * share, self.cache_dir)
         return self._caches[key], numbers, rest
 
-    def encode(self, paths: str | Path | Sequence[str | Path]) -> ImageSamples:
-        "Samples to predict for, read as validation images are."
-        paths = [str(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
-        return ImageSamples(ImageFiles(paths, self.mode), paths, range(len(paths)), None, self.transforms[1])
+    def encode(self, images) -> Dataset:  # see `to_predict`
+        "Samples to predict for, read as validation images are: files, a folder, or PIL images."
+        return to_predict(images, self.mode, self.transforms[1])
 
     def rows(self) -> dict[str, str]:
         "Adds what was found in the files, the transforms and the cache."
@@ -293,6 +292,30 @@ class ImageData(DataModule):
         if self._caches:
             rows["cache"] = "; ".join(map(repr, self._caches.values()))
         return rows | ({"notes": "; ".join(self.notes)} if self.notes else {})
+
+
+def to_predict(
+    images,  # a file, a folder, a list of files, a PIL image or a list of them
+    mode: str | None,
+    transform: Callable | None,
+) -> ImageSamples:
+    "Pictures as samples without a target; those of a folder in the order of their paths."
+    images = [images] if isinstance(images, (str, Path)) or hasattr(images, "getbands") else images
+    if hasattr(images, "columns") or isinstance(images, dict):
+        names = ", ".join(map(str, list(getattr(images, "columns", images))[:5]))
+        raise TypeError(f"predict got a {type(images).__name__} with {names}, and this learner reads images: give "
+                        "files, such as df['path'].tolist(), a folder, PIL images, or a tensor (N, C, H, W)")
+    found: list = []
+    for one in images:
+        is_file = isinstance(one, (str, Path))
+        if not is_file and not hasattr(one, "getbands"):
+            raise TypeError(f"predict got a {type(one).__name__} among the images: give files, a folder, or PIL images")
+        inside = find_images(one)[0] if is_file and Path(one).is_dir() else [str(one) if is_file else one]
+        if not inside:
+            raise FileNotFoundError(f"the folder {one} holds no image")
+        found += inside
+    paths = [one if isinstance(one, str) else f"image {i}" for i, one in enumerate(found)]
+    return ImageSamples(ImageFiles(found, mode), paths, range(len(paths)), None, transform)
 
 
 def split_known(transform) -> tuple[Callable, Callable]:

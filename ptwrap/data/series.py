@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import did_you_mean
+from ..core import did_you_mean, plural
 from .module import DataModule
 from .windows import Series, Windows, read_series, time_split
+from .words import from_to
 
 # %% ../../nbs/36e_data.series.ipynb #23555b21
 class SeriesData(DataModule):
@@ -125,9 +126,10 @@ class SeriesData(DataModule):
         "Adds the rows of each part, scaling, and the error of saying that the last value stays."
         rows = super().rows()
         lengths = [len(s.values) for s in self.series]
-        many = f"{len(lengths)} of {min(lengths):,} to {max(lengths):,}" if len(lengths) > 1 else f"{lengths[0]:,}"
+        many = from_to(min(lengths), max(lengths), "row")
+        many = f"{len(lengths)} of {many}" if len(lengths) > 1 else many
         first = ", ".join(f"{part} {a:,} to {b - 1:,}" for part, (a, b) in self.parts[0].items())
-        rows["series"] = f"{many} rows, {len(self.channels)} channels ({', '.join(self.channels[:8])})"
+        rows["series"] = f"{many}, {plural(len(self.channels), 'channel')} ({', '.join(self.channels[:8])})"
         if self.series[0].times is not None:
             rows["time"] = self.series[0].time_text()
         rows["target rows"] = first + " (of the first series)" * (len(lengths) > 1)
@@ -173,11 +175,15 @@ def find_channels(target, names: list[str]) -> list[int]:
 def check_length(series: Series, parts: dict[str, tuple[int, int]], data: SeriesData) -> None:
     "Raises `ValueError` for a series that has no window in some part."
     for part, (begin, end) in parts.items():
-        if begin < data.window or end - begin < data.horizon:
+        room = end - max(begin, data.window)  # target rows
+        if room < data.horizon:
+            what = dict(train="training", valid="validation").get(part, part)
+            left = plural(room, "row") if room > 0 else "no row"
+            n = plural(len(series.values), "row")
             raise ValueError(
-                f"{series.where} has {len(series.values)} rows, too few: targets of {part} would be rows {begin} to "
-                f"{end - 1}, after a window of {data.window} and with a horizon of {data.horizon}; take a shorter "
-                "window, another share, or gap=0")
+                f"{series.where} has {n}, too few for a window of {data.window}: {what} has {left} left for targets, "
+                "after the window and without the other parts and the gap before them, and needs "
+                f"{data.horizon}; take a shorter window, another share, or gap=0")
 
 
 def series(values, *, window: int, **kwargs) -> SeriesData:

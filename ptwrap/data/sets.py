@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..core import DATASETS, optional_import
-from .images import without_random
+from .arrays import digits
+from .images import to_predict, without_random
 from .labels import MISSING, random_split
 from .module import DataModule
 from .samples import ArraySamples, Transformed, UnreadableSample
@@ -239,6 +240,10 @@ class NamedData(DataModule):
         dataset.classes = classes
         return dataset
 
+    def encode(self, images) -> Dataset:  # see `to_predict`
+        "Samples to predict for, made as those of validation are: files, a folder, or PIL images."
+        return to_predict(images, "grey" if self.sample_shape[0] == 1 else "rgb", self.transforms[1])
+
     def rows(self) -> dict[str, str]:
         "Adds the transforms and the folder."
         told = {f"{part} transforms": describe_transforms(t) for part, t in zip(("train", "valid"), self.transforms)}
@@ -270,6 +275,7 @@ def _register(name: str, source: ImageSet) -> None:
     DATASETS.register(name)(make)
 
 
+DATASETS.register("digits")(digits)
 for _name, _source in IMAGE_SETS.items():
     _register(_name, _source)
 

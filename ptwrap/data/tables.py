@@ -7,7 +7,8 @@ Docs: https://ptwrap.github.io/ptwrap/data.tables.html.md"""
 # %% auto #0
 __all__ = ['NamedSamples', 'TableData', 'listed', 'choose_columns', 'frame', 'csv']
 
-# %% ../../nbs/36c_data.tables.ipynb #a563d85d
+# %% ../../nbs/36c_data.tables.ipynb #12459ccc
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core import plural
 from .columns import CategoryColumn, Column, guess_kind, make_column, to_numbers, to_texts
 from ptwrap.data.frames import (
     as_frame, check_columns, given_split, is_labels, make_targets, read_csv, warn_size,
 )
-from .labels import MISSING, Labels, random_split
+from .labels import MISSING, Labels, check_share, random_split
 from .module import DataModule
 from .samples import ArraySamples, TakenSamples
 
@@ -58,8 +60,7 @@ class TableData(DataModule):
         **kwargs,  # what `DataModule` takes: batch_size, seed, weighted, ...
     ):
         super().__init__(**kwargs)
-        if not 0 <= valid_share < 1:
-            raise ValueError(f"valid_share={valid_share}: give a share from 0 to below 1, such as 0.2")
+        check_share(valid_share)
         df = as_frame(df)
         names = [target] if isinstance(target, str) else list(target)
         drop = [drop] if isinstance(drop, str) else list(drop or [])
@@ -102,13 +103,12 @@ class TableData(DataModule):
             some = rows.get(part, ())
             setattr(self, f"{part}_ds", self.samples(some, part) if len(some) else None)
         held = [rows[part] for part in ("valid", "test") if part in rows]
-        categories = {n: c for n, c in self.inputs.items() if isinstance(c, CategoryColumn)}
-        self.unknown = {n: k for n, c in categories.items() if (k := sum(c.n_unknown(df[n]) for df in held))}
+        self.unknown = {n: k for n, c in self.categories().items() if (k := sum(c.n_unknown(df[n]) for df in held))}
         self._known = self.describe()
 
     def samples(self, df, part: str):
         "A set of samples."
-        x = self.encode(df)
+        x = self.inputs_of(df)
         if self.is_labels:
             columns = [to_numbers(df[name]).to_numpy(dtype=np.float32, na_value=np.nan) for name in self.target_names]
             return ArraySamples(x, torch.from_numpy(np.stack(columns, 1)))
@@ -149,6 +149,18 @@ class TableData(DataModule):
         self.ready("fit")
         df = as_frame(df)
         check_columns(df, self.inputs, "the model needs all columns it was trained on")
+        odd = [c.unknown_text(df[n]) for n, c in self.categories().items() if c.n_unknown(df[n])]
+        if odd:
+            warnings.warn(f"training does not have {'; nor '.join(odd)}. All inputs of such a column are 0",
+                          stacklevel=2)
+        return self.inputs_of(df)
+
+    def categories(self) -> dict[str, CategoryColumn]:
+        "The inputs that are categories, by name."
+        return {name: c for name, c in self.inputs.items() if isinstance(c, CategoryColumn)}
+
+    def inputs_of(self, df) -> Tensor:  # (N, F) float32
+        "The inputs of a checked frame."
         return torch.from_numpy(np.concatenate([c.encode(df[name]) for name, c in self.inputs.items()], 1))
 
     @property
@@ -177,35 +189,33 @@ class TableData(DataModule):
     def target_text(self, counts: bool = False) -> str:
         "The kind of target in words."
         if self.is_labels:
-            return f"{len(self.target_names)} labels, of which any may hold ({', '.join(self.target_names[:4])}, ...)"
+            names = ", ".join(self.target_names[:4]) + ", ..." * (len(self.target_names) > 4)
+            return f"{len(self.target_names)} labels, of which any may hold ({names})"
         text = super().target_text(counts)
         return text if self.tasks else f"{self.target_names[0]}: {text}"
 
     def rows(self) -> dict[str, str]:
         "Adds columns by their kind, what is left out and why, and what speaks for the kind of target."
         rows = super().rows()
-        rows["input"] = f"{len(self.columns)} numbers from {len(self.inputs)} columns"
+        kinds = [c.kind for c in self.inputs.values()]
+        count = ", ".join(f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds))
+        rows["input"] = f"{plural(len(self.columns), 'number')} from {plural(len(kinds), 'column')} ({count})"
         for kind in ("number", "category", "date"):
             some = [c.name + f" ({c.note()})" * bool(c.note()) for c in self.inputs.values() if c.kind == kind]
             rows |= {kind: listed(some)} if some else {}
         rows |= {"no input": listed([f"{k} ({v})" for k, v in self.left_out.items()])} if self.left_out else {}
         if self.unknown:
-            some = [f"{k} in {n:,} rows" for k, n in self.unknown.items()]
+            some = [f"{k} in {plural(n, 'row')}" for k, n in self.unknown.items()]
             rows["unknown"] = f"{listed(some)}: not in training, all 0"
         size = lambda t: f"; mean {t.mean:.4g}, std {t.std:.4g} in training" if t.labels is None else ""
         why = [f"{t.name} is {t.kind} ({t.why}{size(t)})" for t in self.targets]
-        holes = [f"{n:,} rows lack {t.name}" for t in self.targets if (n := int(self.df[t.name].isna().sum()))]
+        lost = {t.name: int(self.df[t.name].isna().sum()) for t in self.targets}
+        holes = [f"{plural(n, 'row')} lack{'s' * (n == 1)} {name}" for name, n in lost.items() if n]
         rows["guessed"] = listed(why) if why else "labels (all are 0 or 1; multi_label=False makes tasks of them)"
         rows |= {"missing": "; ".join(holes) + ", which the loss leaves out"} if holes else {}
         if self.n_without_target:
             rows["rows left out"] = f"{self.n_without_target:,} without a target"
         return rows
-
-    def __repr__(self):
-        kinds = [c.kind for c in self.inputs.values()]
-        count = ", ".join(f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds))
-        no = f"; no input: {', '.join(list(self.left_out)[:6])}" if self.left_out else ""
-        return f"{super().__repr__()}\n  columns: {count}{no}"
 
 
 def listed(words: list[str], most: int = 12) -> str:

@@ -21,6 +21,7 @@ from .labels import Labels, is_missing, plain, random_split
 from .module import DataModule
 from .samples import UnreadableSample
 from .tokens import TextSamples, Vocab, pad_collate
+from .words import from_to
 
 # %% ../../nbs/37b_data.text.ipynb #f237dcab
 class TextData(DataModule):
@@ -80,6 +81,11 @@ class TextData(DataModule):
         return TextSamples([self._vocab.encode(self.texts[i], self.max_len) for i in index], self.y[index])
 
     @property
+    def has_missing(self) -> bool:
+        "Whether some numbers are missing; the loss leaves them out."
+        return self.labels is None and bool(self.y.isnan().any())
+
+    @property
     def vocab(self) -> Vocab:
         "The tokens of the training texts, and their numbers."
         self.ready("fit")
@@ -98,9 +104,11 @@ class TextData(DataModule):
     def rows(self) -> dict[str, str]:
         "Adds the lengths and the vocabulary."
         vocab, lengths = self.vocab, self.train_ds.lengths
-        text = f"texts of {lengths.min():,} to {lengths.max():,} tokens, {lengths.median():,} in the middle"
+        least, most = int(lengths.min()), int(lengths.max())
+        text = f"texts of {from_to(least, most, 'token')}" + f", {lengths.median():,} in the middle" * (least < most)
         cut = sum(len(vocab.split(t)) > self.max_len for t in self.texts) if self.max_len else 0
-        text += f"; {cut:,} of all {len(self.texts):,} are cut at max_len={self.max_len}" if self.max_len else ""
+        are = "is" if cut == 1 else "are"
+        text += f"; {cut:,} of all {len(self.texts):,} {are} cut at max_len={self.max_len}" if self.max_len else ""
         rows = super().rows() | {"input": text, "vocabulary": repr(vocab)}
         if self.valid_ds is not None:
             unknown = (self.valid_ds.flat == Vocab.UNKNOWN).float().mean().item()

@@ -42,12 +42,15 @@ function button(spec, act, ...children) {
   return node;
 }
 
-function named(node, name) {  // a name that may be long: cut in the middle, whole in the tooltip
-  const short = cut(name);
+function named(node, name, over = "") {  // names that may be long: cut in the middle, whole in the tooltip
+  const short = cut(name), top = cut(over, 28), whole = wholeName({name, over});
+  if (over) node.append(make("span.over", {}, top));
   node.append(short);
-  if (short !== name) put(node, null, {"data-tip": name, "aria-label": name, tabindex: 0});
+  if (short !== name || top !== over) put(node, null, {"data-tip": whole, "aria-label": whole, tabindex: 0});
   return node;
 }
+
+const wholeName = ({name, over}) => over ? `${over} ${name}` : name;
 
 function slider(label, {min, max, step, stop = step}, act, done = () => {}) {
   const node = make("input.slider", {type: "range", "aria-label": label, min, max, step});
@@ -382,10 +385,11 @@ class Table {  // a row an epoch: the first, the best and the last 20, or all
     const {columns, rows, best, best_of, better} = this.store, keys = [...rows.keys()];
     this.many = columns.filter((c) => c.format !== "text").length > 6;  // epoch and more than 5
     this.head.replaceChildren(...columns.map((c) => {
-      const cell = named(make("th", {scope: "col", class: this.kind(c)}), c.name);
+      const cell = named(make("th", {scope: "col", class: this.kind(c)}), c.name, c.over);
       if (c.key === best_of) cell.append(make("small", {}, `best: ${better}`));
       return cell;
     }));
+    flag(this.node, "two", columns.some((c) => c.over));  // lines above the columns: the task, and what it is
     const from = keys.length - (this.all ? 2000 : 20), shown = [];
     const gap = (text) => make("tr.gap", {}, make("td", {colspan: columns.length}, text));
     let next = 0;
@@ -1010,12 +1014,13 @@ class View {
     this.spoken = make("div.spoken", {role: "status", "aria-live": "polite"});
     this.tip = make("div.tip", {role: "tooltip"});
     this.changes = make("ul.changes");
+    this.notes = make("div.notes");  // what the fit said of itself at its start
     root.classList.add("ptw-live");
     root.dataset.lmSuppressShortcuts = "true";
     const top = make("div.top", {}, ...this.head.nodes, this.bars.node, this.facts.node);
     const main = make("div.main", {}, make("div.left", {}, this.toolbar(), this.chart.node),
       make("div.right", {}, this.table.node, this.changes));
-    root.append(make("div.view", {}, top, this.facts.detail, main, this.spoken, this.tip));
+    root.append(make("div.view", {}, top, this.notes, this.facts.detail, main, this.spoken, this.tip));
     this.theme();
     this.watch();
     this.update({type: "full"});
@@ -1060,6 +1065,9 @@ class View {
       this.head.update();
       this.bars.update(status);
       this.facts.update(status);
+      const notes = status.notes ?? [];
+      put(this.notes, notes.length ? `note: ${notes.join(" · ")}` : "");
+      flag(this.notes, "none", !notes.length);
       this.showChanges();
     }
     if (msg.table || full) this.table.fill();
@@ -1102,8 +1110,8 @@ class View {
     this.state = status.state;
     put(this.chart.plot, null, {"aria-label": this.chart.sentence()});
     const at = columns.findIndex((c) => c.key === best_of), value = rows.get(ended)?.[at];
-    const said = [status.title, status.line, ...status.detail ?? []].filter(Boolean);
-    const measured = value === undefined ? "" : `, ${columns[at].name} ${cellText(value, columns[at].format)}`;
+    const said = [status.title, status.line, ...status.detail ?? [], ...status.notes ?? []].filter(Boolean);
+    const measured = value === undefined ? "" : `, ${wholeName(columns[at])} ${cellText(value, columns[at].format)}`;
     if (fresh) put(this.spoken, said.map((text) => text.replace(/\.$/, "")).join(". "));
     else if (ended !== undefined) put(this.spoken, `epoch ${ended}${measured}`);
   }

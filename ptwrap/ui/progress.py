@@ -14,6 +14,7 @@ import time
 from tqdm import tqdm
 
 from .base import View, duration, number
+from .words import headings
 
 # %% ../../nbs/82_ui.progress.ipynb #2d3570a1
 class TextView(View):
@@ -27,7 +28,7 @@ class TextView(View):
         self.file, self.bar = file or sys.stdout, bar
         if bar is None:
             self.bar = hasattr(self.file, "isatty") and self.file.isatty()
-        self.tqdm, self.columns = None, []
+        self.tqdm, self.columns = None, {}  # by name: the task that it is of, or ''
         self.started, self.first_step, self.first_skip = time.perf_counter(), 0, 0
 
     def write(self, text: str) -> None:
@@ -72,15 +73,20 @@ class TextView(View):
     def on_epoch_end(self, learn, row):
         scores = [k for k in row if k not in ("epoch", "step", "lr", "time_s")]
         if not self.columns or set(scores) - set(self.columns):  # new ones where validation comes later
-            self.columns = ["epoch", *scores, "lr", "time_s"]
-            self.write("  ".join(f"{k.removesuffix('_s'):>{self.width(k)}}" for k in self.columns))
+            self.columns = {k: over for k, (over, _) in headings(["epoch", *scores, "lr", "time_s"], learn).items()}
+            if any(self.columns.values()):  # a line with the tasks above
+                self.write("  ".join(f"{over:>{self.width(k)}}" for k, over in self.columns.items()).rstrip())
+            self.write("  ".join(f"{self.short(k).removesuffix('_s'):>{self.width(k)}}" for k in self.columns))
         show = lambda k, v: duration(v) if k == "time_s" else f"{v:.2e}" if k == "lr" else number(v)
         self.write("  ".join(f"{show(k, row.get(k)):>{self.width(k)}}" for k in self.columns))
 
-    @staticmethod
-    def width(name: str) -> int:
+    def short(self, name: str) -> str:
+        "The name of a value without its task, which stands above."
+        return name.replace(f"_{self.columns[name]}", "", 1) if self.columns[name] else name
+
+    def width(self, name: str) -> int:
         "Columns keep their width from the first row to the last."
-        return 5 if name == "epoch" else max(len(name), 8)
+        return 5 if name == "epoch" else max(len(self.short(name)), len(self.columns[name]), 8)
 
     def on_fit_end(self, learn):
         if self.tqdm is not None:

@@ -6,9 +6,9 @@ Docs: https://ptwrap.github.io/ptwrap/ui.static.html.md"""
 
 # %% auto #0
 __all__ = ['LAST', 'MOST_CELLS', 'LINE', 'TABLE', 'QUIET', 'BAD', 'STATES', 'RUNNING', 'pieces', 'words', 'div', 'span',
-           'unbroken', 'column_widths', 'html_table', 'html_head', 'html_row', 'html_fold', 'to_html', 'html_title',
-           'html_detail', 'shorten', 'fact_words', 'html_facts', 'progress', 'html_bars', 'html_image', 'html_changes',
-           'note', 'to_text', 'text_table']
+           'unbroken', 'head_of', 'column_widths', 'html_table', 'html_head', 'html_row', 'html_fold', 'to_html',
+           'html_title', 'notes_of', 'html_detail', 'shorten', 'fact_words', 'html_facts', 'progress', 'html_bars',
+           'html_image', 'html_changes', 'note', 'to_text', 'text_table']
 
 # %% ../../nbs/85_ui.static.ipynb #fded6ad3
 import base64
@@ -65,11 +65,16 @@ def unbroken(text: str) -> str:
     return escape(text).replace(" ", "\u00a0")
 
 
+def head_of(column: dict) -> tuple[str, str]:  # the task, or ''; the name
+    "The two lines above a column. A task is shown whole unless it is very long."
+    return cut(column.get("over", ""), 28), cut(column["name"])
+
+
 def column_widths(table: dict, now: list | None) -> list[int]:
-    "Pixels of each column, for a common font: about 7 a digit, 5.8 a letter of the smaller head."
-    names = [cut(c["name"]) for c in table["columns"]]
+    "Pixels of each column, for a common font: about 7 a digit, 5.8 a letter of the smaller head, 7.4 a bold one."
+    heads = [max(7.4 * len(over), 5.8 * len(name)) for over, name in map(head_of, table["columns"])]
     rows = [words(table, r) for r in table["rows"][:1] + table["rows"][-LAST:] + ([now] if now else [])]
-    widths = [round(max(5.8 * len(name), *(7 * len(r[i]) for r in rows)) + 11) for i, name in enumerate(names)]
+    widths = [round(max(head, *(7 * len(r[i]) for r in rows)) + 11) for i, head in enumerate(heads)]
     widths[0] = max(widths[0], round(7 * len(rows[-1][0])) + 46)  # with room for "best"
     return widths
 
@@ -99,13 +104,15 @@ def html_head(table: dict) -> str:
     "Column names, in full on hover; the one that is compared says which way is better."
     cells = []
     for column in table["columns"]:
-        name, mark = cut(column["name"]), f"best: {table['better']}" if column["key"] == table["best_of"] else ""
-        full = ", ".join(filter(None, [column["name"] if name != column["name"] else "", mark]))
+        (over, name), mark = head_of(column), f"best: {table['better']}" if column["key"] == table["best_of"] else ""
+        is_whole = (over, name) == (column.get("over", ""), column["name"])
+        full = ", ".join(filter(None, ["" if is_whole else f"{column.get('over', '')} {column['name']}".strip(), mark]))
         title = f' title="{escape(full)}"' if full else ""
         side = "" if cells else ";text-align:left"
         note = "<br>" + span(QUIET, mark) if mark and len(table["columns"]) > 6 else ""
-        cells.append(f'<th{title} style="padding:5px;font-weight:500{side}">{unbroken(name)}{note}')
-    style = f"background:transparent;border-bottom:1px solid {TONES['text']};font-size:11px;vertical-align:bottom"
+        top = span("font-weight:600", unbroken(over)) + "<br>" if over else ""
+        cells.append(f'<th{title} style="padding:5px;font-weight:500;vertical-align:bottom{side}">{top}{unbroken(name)}{note}')
+    style = f"background:transparent;border-bottom:1px solid {TONES['text']};font-size:11px"
     return f'<tr align="right" style="{style}">{"".join(cells)}'
 
 # %% ../../nbs/85_ui.static.ipynb #5cd4a778
@@ -146,7 +153,7 @@ def to_html(
 ) -> str:
     "A fit as html that needs nothing but itself: inline styles, no script, light and dark."
     status, table, now = snapshot["status"], snapshot["table"], snapshot["status"].get("now")
-    head = html_title(status) + html_detail(status) + html_facts(status)
+    head = html_title(status) + html_detail(status) + html_facts(status) + note(" · ".join(notes_of(status)))
     early = status["state"] in ("stopped", "interrupted", "error")
     bar = f"border-left:3px solid {TONES[STATES[status['state']][1]]};padding:2px 0 2px 12px;" if early else ""
     has_rows = bool(table["rows"] or now)
@@ -166,6 +173,11 @@ def html_title(status: dict) -> str:
     glyph, tone = STATES[status["state"]]
     return div("margin:0", span(f"color:{TONES[tone]};font-size:15px;font-weight:600;margin-right:8px", glyph),
                span("font-weight:600;margin-right:16px", escape(status["title"])), span(QUIET, escape(status["line"])))
+
+
+def notes_of(status: dict) -> list[str]:
+    "What a fit said of itself at its start, as 'note: StepLR moves once an epoch'."
+    return [f"note: {text}" if i == 0 else text for i, text in enumerate(status.get("notes") or [])]
 
 
 def html_detail(status: dict) -> str:
@@ -240,7 +252,8 @@ def html_changes(changes: list[dict], most: int = 12) -> str:
 
 def note(text: str) -> str:
     "A small sentence below something."
-    return div(f"font-size:11px;line-height:16px;{QUIET};margin:6px 0 0 0", escape(text)) if text else ""
+    style = f"font-size:11px;line-height:16px;{QUIET};margin:6px 0 0 0;overflow-wrap:anywhere"
+    return div(style, escape(text)) if text else ""
 
 # %% ../../nbs/85_ui.static.ipynb #d782058b
 def to_text(snapshot: dict) -> str:
@@ -249,6 +262,7 @@ def to_text(snapshot: dict) -> str:
     lines = [" · ".join(filter(None, [status["title"], status["line"]])), *map(shorten, status["detail"])]
     facts = [fact_words(f["before"], f["value"], f["after"]) for f in status["facts"]]
     lines += ["  ".join(facts)] if facts else []
+    lines += [f"note: {text}" for text in status.get("notes") or []]
     if status["state"] in RUNNING:
         lines.append(", ".join(f"{name} {text}{total}" for name, text, total, _ in progress(status)))
     lines += text_table(table, status.get("now"))
@@ -266,9 +280,11 @@ def text_table(table: dict, now: list | None = None) -> list[str]:
     rows += [words(table, now) + ["now"]] if now else []
     if not rows:
         return []
-    rows.insert(0, [cut(c["name"]) for c in table["columns"]] + [""])
+    over, names = zip(*map(head_of, table["columns"]))
+    heads = [[*over, ""], [*names, ""]] if any(over) else [[*names, ""]]
+    rows = heads + rows
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]) - 1)]
     lines = ["  ".join([*(f"{v:>{w}}" for v, w in zip(r, widths)), r[-1]]).rstrip() for r in rows]
     for at in reversed(gaps):
-        lines.insert(at + 1, f"{'...':>{max(3, widths[0])}}")
+        lines.insert(at + len(heads), f"{'...':>{max(3, widths[0])}}")
     return lines
