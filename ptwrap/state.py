@@ -14,6 +14,8 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import compress
+from operator import mul
 from typing import TYPE_CHECKING
 
 import torch
@@ -171,7 +173,8 @@ class History:
 def weighted_mean(values, weights) -> float:
     "Mean of values by weight. A batch whose targets are all ignored has a NaN loss and weight 0: it does not count."
     total = math.fsum(weights)
-    return math.fsum([v * w for v, w in zip(values, weights) if w]) / total if total else math.nan
+    kept = map(mul, compress(values, weights), compress(weights, weights))  # no list: an epoch may have a million rows
+    return math.fsum(kept) / total if total else math.nan
 
 
 class TaskMeans:
