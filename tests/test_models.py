@@ -27,14 +27,6 @@ from ptwrap.weights import WeightsUnavailable, adapt_conv, load_weights, package
 LITE0 = packaged_weights("tf_efficientnet_lite0")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def no_network(monkeypatch):
     monkeypatch.setattr(weights, "is_reachable", lambda url, wait_s=5.0: False)

@@ -12,14 +12,6 @@ from ptwrap.all import *
 DATA = Path(__file__).parent / "data"
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_digits():
     learn = Learner("cnn", DataModule.digits(), opt="adamw", lr=1e-2, sched="one_cycle", metrics="accuracy", seed=0)
     assert learn.fit(5).history.epochs[-1]["valid_accuracy"] >= 0.96

@@ -17,11 +17,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..core import UnknownName, did_you_mean, preserved_rng
 from .facts import first_sample
-from .images import without_random
 from .labels import Labels, plain, random_split
 from .module import DataModule
 from .samples import Transformed
-from ..transforms import build_transforms, describe_transforms, is_random
+from ..transforms import build_transforms, describe_transforms, is_random, without_random
 
 # %% ../../nbs/38_data.datasets.ipynb #3c279483
 class Columns(Dataset):

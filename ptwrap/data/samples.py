@@ -8,9 +8,10 @@ Docs: https://ptwrap.github.io/ptwrap/data.samples.html.md"""
 __all__ = ['UnreadableSample', 'Skipped', 'seed_sample', 'SeededSamples', 'resize', 'Transformed', 'ArraySamples', 'TakenSamples',
            'PickedSamples', 'part_of', 'whole_batches', 'lies_in_memory']
 
-# %% ../../nbs/32_data.samples.ipynb #fc43a910
+# %% ../../nbs/32_data.samples.ipynb #5e2098f9
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ class SeededSamples(Dataset):
         "The samples of a batch. A data set that reads batches itself is seeded once a batch."
         keys = [key if isinstance(key, tuple) else (0, key, None) for key in keys]
         batched = getattr(self.dataset, "__getitems__", None)
-        with preserved_rng() if self.is_random and get_worker_info() is None else _nothing:
+        with preserved_rng() if self.is_random and get_worker_info() is None else nullcontext():
             if batched is not None and keys:
                 self.begin(*keys[0][:2])
                 samples = batched([i for _, i, _ in keys])
@@ -90,18 +91,6 @@ class SeededSamples(Dataset):
             return self.dataset[i]
         except UnreadableSample as exc:
             return Skipped(i, str(exc))
-
-
-class _Nothing:
-    "A context that does nothing; one for all batches."
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *args):
-        return None
-
-
-_nothing = _Nothing()
 
 
 def resize(sample: Sequence, size: int) -> list:

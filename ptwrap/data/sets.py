@@ -19,11 +19,11 @@ from torch.utils.data import Dataset
 
 from ..core import DATASETS, optional_import
 from .arrays import digits
-from .images import to_predict, without_random
+from .images import to_predict
 from .labels import MISSING, random_split
 from .module import DataModule
 from .samples import ArraySamples, Transformed, UnreadableSample
-from ..transforms import build_transforms, default_transforms, describe_transforms, image_stats, is_random
+from ..transforms import build_transforms, default_transforms, describe_transforms, image_stats, is_random, without_random
 
 # %% ../../nbs/38b_data.sets.ipynb #0c624a68
 def read_idx(path: Path) -> Tensor:  # uint8
